@@ -36,7 +36,8 @@ __all__ = [
     "define_table",
 ]
 
-# These bring a client of the cluster with them. Most processes of Spark read objects alone, and start often.
+# Loaded on first use, because these import a client of the cluster. Most Spark processes only read objects,
+# and start often.
 _WITH_CLIENT = {
     "Account": "accounts",
     "Catalog": "catalog",

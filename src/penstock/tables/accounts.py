@@ -15,7 +15,7 @@ _OWNER_FIELD = b"DB:"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A tenant. Databases that were never given to one belong to SYSTEM."""
+    """A tenant. Databases without an account belong to SYSTEM."""
 
     id: int
     name: str
@@ -26,7 +26,7 @@ class Account:
         return cls(tree["id"], tree["name"])
 
     def to_json(self) -> dict[str, Any]:
-        """Write it for the meta keys."""
+        """Return the form that is stored in the meta keys."""
         return {"id": self.id, "name": self.name}
 
 
@@ -34,25 +34,25 @@ SYSTEM = Account(0, "sys")
 
 
 def account_field(account_id: int) -> bytes:
-    """The field of an account among the accounts."""
+    """Return the field of an account in the hash of accounts."""
     return _ACCOUNT_FIELD + b"%d" % account_id
 
 
 def owner_field(database_id: int) -> bytes:
-    """The field that says which account a database belongs to."""
+    """Return the field that says which account a database belongs to."""
     return _OWNER_FIELD + b"%d" % database_id
 
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Every account, by lower-case name, and the owners of databases, by database id."""
+    """All accounts by lower-case name, and the owners of databases by database id."""
 
     by_name: Mapping[str, Account]
     owners: Mapping[int, int]
 
     @classmethod
     def load(cls, meta: MetaReader) -> Self:
-        """Read them all."""
+        """Read all accounts and owners."""
         by_name, owners = {SYSTEM.name: SYSTEM}, {}
         for field, value in meta.fields(ACCOUNTS):
             if field.startswith(_ACCOUNT_FIELD):
@@ -62,14 +62,14 @@ class Accounts:
                 owners[int(field.removeprefix(_OWNER_FIELD))] = int(parse_json(value))
         return cls(by_name, owners)
 
-    def named(self, name: str) -> Account:
-        """The account of that name; Invalid when there is none."""
+    def find(self, name: str) -> Account:
+        """Return the account of that name; raise Invalid when there is none."""
         try:
             return self.by_name[name.lower()]
         except KeyError:
             raise Invalid(f"there is no account {name!r}; {choices(self.by_name)}") from None
 
     def of(self, database: DatabaseInfo) -> Account:
-        """The account that a database belongs to."""
+        """Return the account that a database belongs to."""
         owner = self.owners.get(database.id, SYSTEM.id)
         return next((account for account in self.by_name.values() if account.id == owner), SYSTEM)

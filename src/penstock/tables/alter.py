@@ -1,7 +1,7 @@
-"""Changes of a table's columns: pure, from one schema to the next.
+"""Changes of a table's columns, from one schema to the next. Pure.
 
-A change takes effect at once and rewrites no row, so it must leave every stored row readable: a
-column may be added, dropped, or widened.
+A change takes effect at once and rewrites no row, so every stored row must stay readable: a column may be
+added, dropped or widened.
 """
 
 from dataclasses import replace
@@ -16,12 +16,12 @@ _TEXTS = (Tp.TINY_BLOB, Tp.BLOB, Tp.MEDIUM_BLOB, Tp.LONG_BLOB)
 
 
 def add_column(table: TableInfo, name: str, definition: str, *, after: str | None = None) -> TableInfo:
-    """The table with one more column, last or after another one; Invalid when the name is taken."""
+    """Return the table with one more column, last or after another; raise Invalid if the name is taken."""
     if any(column.name.lower() == name.lower() for column in table.columns):
-        raise Invalid(f"table {table.name} has a column {name} already; choose another name")
+        raise Invalid(f"table {table.name} already has a column {name}; choose another name")
     column, primary, unique = define_column(name, definition, column_id=table.max_column_id + 1)
     if primary or unique or column.auto_increment:
-        raise Invalid(f"column {name} cannot join {table.name} as a key; add it plain")
+        raise Invalid(f"column {name} cannot be added to {table.name} as a key; add it without the key")
     columns = list(table.columns)
     at = len(columns) if after is None else table.column(after).offset + 1
     columns.insert(at, with_origin_default(column))
@@ -29,43 +29,43 @@ def add_column(table: TableInfo, name: str, definition: str, *, after: str | Non
 
 
 def drop_column(table: TableInfo, name: str) -> TableInfo:
-    """The table without a column; Invalid when it is the last one or an index needs it."""
-    gone = table.column(name)
+    """Return the table without a column; raise Invalid when it is the last one or an index needs it."""
+    dropped = table.column(name)
     if len(table.stored_columns) == 1:
-        raise Invalid(f"{gone.name} is the last column of {table.name}; drop the table instead")
-    users = [index.name for index in table.indexes for part in index.columns if part.offset == gone.offset]
-    if gone in table.primary_key or users:
-        which = "the primary key" if gone in table.primary_key else f"index {users[0]}"
-        raise Invalid(f"column {gone.name} of {table.name} is part of {which}; it cannot be dropped")
-    return table.with_columns([column for column in table.columns if column is not gone])
+        raise Invalid(f"{dropped.name} is the last column of {table.name}; drop the table instead")
+    users = [index.name for index in table.indexes for part in index.columns if part.offset == dropped.offset]
+    if dropped in table.primary_key or users:
+        which = "the primary key" if dropped in table.primary_key else f"index {users[0]}"
+        raise Invalid(f"column {dropped.name} of {table.name} is part of {which}; it cannot be dropped")
+    return table.with_columns([column for column in table.columns if column is not dropped])
 
 
 def modify_column(table: TableInfo, name: str, definition: str) -> TableInfo:
-    """The table with another definition of a column that every stored row already fits; else Invalid."""
+    """Return the table with another definition of a column; raise Invalid unless every stored row fits it."""
     old = table.column(name)
-    wanted, primary, unique = define_column(old.name, definition, column_id=old.id)
-    if primary or unique or wanted.auto_increment != old.auto_increment:
+    new, primary, unique = define_column(old.name, definition, column_id=old.id)
+    if primary or unique or new.auto_increment != old.auto_increment:
         raise Invalid(
             f"column {old.name} of {table.name} cannot become another kind of key; create a new table"
         )
     indexed = any(part.offset == old.offset for index in table.indexes for part in index.columns)
-    in_keys = indexed and old.type.tp is Tp.NEW_DECIMAL  # keys hold a decimal's precision too
-    if not _widens(old.type, wanted.type) or in_keys:
+    in_keys = indexed and old.type.tp is Tp.NEW_DECIMAL  # keys contain a decimal's precision too
+    if not _widens(old.type, new.type) or in_keys:
         raise Invalid(
             f"column {old.name} of {table.name} cannot take that type without rewriting its rows; "
             f"add a column of the new type, copy the values and drop the old one"
         )
-    kind = replace(wanted.type, flag=wanted.type.flag | old.type.flag & _KEPT_FLAGS)
+    kind = replace(new.type, flag=new.type.flag | old.type.flag & _KEPT_FLAGS)
     if old in table.primary_key:
         kind = replace(kind, flag=kind.flag | ColumnFlag.NOT_NULL)
-    changed = replace(wanted, offset=old.offset, type=kind, origin_default=old.origin_default)
+    changed = replace(new, offset=old.offset, type=kind, origin_default=old.origin_default)
     return table.with_columns([changed if column is old else column for column in table.columns])
 
 
 def _widens(old: FieldType, new: FieldType) -> bool:
-    """Whether every value of the old type, in its old bytes, is a value of the new one."""
+    """Return whether every stored value of the old type is a value of the new type, byte for byte."""
     if new.not_null and not old.not_null:
-        return False  # rows may hold NULLs
+        return False  # stored rows may have NULLs
     if old.tp in INTEGER_BITS and new.tp in INTEGER_BITS:
         return INTEGER_BITS[old.tp] <= INTEGER_BITS[new.tp] and old.unsigned == new.unsigned
     if (old.charset, old.collate) != (new.charset, new.collate):

@@ -39,9 +39,9 @@ _FIXED = {
 
 
 def arrow_type(kind: FieldType) -> pa.DataType:
-    """The Arrow type of a column; Invalid for the few MySQL types that TiDB itself refuses.
+    """Return the Arrow type of a column; raise Invalid for the few MySQL types that TiDB refuses too.
 
-    Unsigned integers take the next wider signed type, because Spark has no unsigned ones.
+    Unsigned integers become the next wider signed type, because Spark has no unsigned ones.
     """
     if kind.tp in _SIGNED:
         return (_UNSIGNED if kind.unsigned else _SIGNED)[kind.tp]
@@ -58,14 +58,13 @@ def arrow_type(kind: FieldType) -> pa.DataType:
 
 
 def arrow_field(column: ColumnInfo) -> pa.Field:
-    """The Arrow field of a column.
+    """Return the Arrow field of a column.
 
-    Always nullable, whatever the schema says: a zero date has no Arrow value, and the old row of a
-    delete may be known by its key only.
+    It is always nullable: a zero date has no Arrow value, and the old row of a delete may have only its key.
     """
     return pa.field(column.name, arrow_type(column.type))
 
 
 def arrow_schema(table: TableInfo) -> pa.Schema:
-    """The Arrow schema of a table's rows: every stored, visible column in order."""
+    """Return the Arrow schema of a table's rows: every stored, visible column in order."""
     return pa.schema([arrow_field(column) for column in table.stored_columns])

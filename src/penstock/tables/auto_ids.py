@@ -1,7 +1,7 @@
 """Numbers for rows: implicit row ids and auto-increment columns, reserved in ranges.
 
-A range is reserved in a transaction of its own, so numbers are unique and grow, but have gaps:
-what a process has reserved and not used is lost when it ends.
+Each range is reserved in its own transaction. So numbers are unique and grow, but have gaps: a process loses
+what it reserved and did not use.
 """
 
 import threading
@@ -24,7 +24,7 @@ class _Range:
 
 
 class AutoIds:
-    """Hands out numbers of any table; for any number of threads."""
+    """Gives numbers for the rows of any table. Thread-safe."""
 
     def __init__(self, client: Client, *, clock: Clock = SYSTEM) -> None:
         self._client = client
@@ -33,18 +33,18 @@ class AutoIds:
         self._ranges: dict[tuple[int, int], _Range] = {}
 
     def take(self, database_id: int, table_id: int, count: int) -> range:
-        """`count` numbers that no row of the table has been given before."""
+        """Return `count` numbers that no row of the table has had before."""
         with self._lock:
             reserved = self._ranges.setdefault((database_id, table_id), _Range())
             if reserved.last - reserved.next + 1 < count:
                 first, last = self._reserve(database_id, table_id, max(count, RANGE), above=0)
                 reserved.next, reserved.last = first, last
-            taken = range(reserved.next, reserved.next + count)
+            numbers = range(reserved.next, reserved.next + count)
             reserved.next += count
-            return taken
+            return numbers
 
     def pass_over(self, database_id: int, table_id: int, number: int) -> None:
-        """See to it that numbers up to this one, which a caller chose itself, are not handed out."""
+        """Never give a number up to this one, which a caller chose itself."""
         if number <= 0:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Databases, tables and accounts on the key-value store, and the way to their rows."""
+"""The catalog: databases, tables and accounts on the key-value store, and access to their rows."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -26,15 +26,15 @@ _RECENT_MAX = 64
 
 
 class Catalog:
-    """The tables of a cluster, in TiDB's own encoding; for any number of threads.
+    """The tables of a cluster, in TiDB's own encoding. Thread-safe.
 
         db = Catalog(client)
         db.create_database("shop")
         db.create_table("shop.orders", [("id", "bigint primary key"), ("customer", "varchar(64)")])
         db.table("shop.orders").insert([{"id": 1, "customer": "Ada"}])
 
-    Each schema change is one transaction, which also writes a finished job into the DDL history;
-    it raises Invalid when it does not fit the schema, Conflict when others kept changing it.
+    Each schema change is one transaction, which also writes a finished job into the DDL history. It raises
+    Invalid when it does not fit the schema, Conflict when others kept changing the schema.
     """
 
     def __init__(self, client: Client, *, clock: Clock = clocks.SYSTEM) -> None:
@@ -44,21 +44,22 @@ class Catalog:
         self._guards = Guards(client)
         self._lock = threading.Lock()
         self._newest: SchemaSnapshot | None = None
-        self._recent: dict[int, SchemaSnapshot] = {}  # by timestamp: the past does not change
+        self._recent: dict[int, SchemaSnapshot] = {}
+        """Schemas by timestamp; they can be cached because the past does not change."""
 
     def schema(self, at_ts: int | None = None) -> SchemaSnapshot:
-        """Every schema as of a timestamp, or of now."""
+        """Return all schemas at a timestamp, by default now."""
         if at_ts is None:
             return self._load(None)
         with self._lock:
-            known = self._recent.get(at_ts)
-        if known is None:
-            known = self._load(at_ts)
+            snapshot = self._recent.get(at_ts)
+        if snapshot is None:
+            snapshot = self._load(at_ts)
             with self._lock:
-                self._recent[at_ts] = known
+                self._recent[at_ts] = snapshot
                 while len(self._recent) > _RECENT_MAX:
                     del self._recent[next(iter(self._recent))]
-        return known
+        return snapshot
 
     def _load(self, at_ts: int | None) -> SchemaSnapshot:
         meta = self._meta(at_ts)
@@ -73,50 +74,50 @@ class Catalog:
         return loaded
 
     def databases(self, at_ts: int | None = None) -> list[DatabaseInfo]:
-        """Every database, by name."""
+        """Return every database, by name."""
         return [database for _, database in sorted(self.schema(at_ts).databases.items())]
 
     def tables(self, database: str, at_ts: int | None = None) -> list[TableInfo]:
-        """Every table of a database, by name."""
+        """Return every table of a database, by name."""
         schema = self.schema(at_ts)
         return [table for _, table in sorted(schema.tables[schema.database(database).id].items())]
 
     def table_info(self, name: str, at_ts: int | None = None) -> TableInfo:
-        """The schema of `database.table`; Invalid when there is none."""
+        """Return the schema of `database.table`; raise Invalid when there is none."""
         return self.schema(at_ts).place(name).table
 
     def table(self, name: str) -> Table:
-        """The rows of `database.table`; Invalid when there is no such table."""
+        """Return access to the rows of `database.table`; raise Invalid when there is no such table."""
         self.schema().place(name)
         return Table(name, TableServices(self._client, self.schema, self._guards, self._row_ids, self._clock))
 
     def begin(self, *, pessimistic: bool = False) -> Transaction:
         """Begin a transaction for rows of any tables; pass it to their methods as `txn`.
 
-        Its commit raises Conflict when one of the tables was dropped or truncated meanwhile. That
-        is checked at the commit timestamp, so it commits in two phases. A transaction of the
-        client itself works too, without this check.
+        Its commit raises Conflict when one of the tables was dropped or truncated meanwhile. The check
+        happens at the commit timestamp, so the transaction commits in two phases. A transaction of the client
+        itself works too, without this check.
         """
         return self._guards.begin(pessimistic=pessimistic)
 
     def history(self) -> list[DdlJob]:
-        """The finished DDL jobs, oldest first."""
+        """Return the finished DDL jobs, oldest first."""
         return list(self._meta(None).jobs())
 
     def accounts(self, at_ts: int | None = None) -> list[Account]:
-        """Every account, by name."""
+        """Return every account, by name."""
         return [account for _, account in sorted(Accounts.load(self._meta(at_ts)).by_name.items())]
 
     def account_of(self, database: str, at_ts: int | None = None) -> Account:
-        """The account that a database belongs to."""
+        """Return the account that a database belongs to."""
         owned = self.schema(at_ts).database(database)
         return Accounts.load(self._meta(at_ts)).of(owned)
 
     def owned_databases(self, account: str | None = None, at_ts: int | None = None) -> dict[str, Account]:
-        """The databases of an account, or all of them, by name, each with whose it is."""
+        """Return the account of each database by name; with `account`, only the databases of that account."""
         accounts = Accounts.load(self._meta(at_ts))
-        found = {each.name: accounts.of(each) for each in self.databases(at_ts)}
-        return {name: owner for name, owner in found.items() if account in {None, owner.name}}
+        owners = {database.name: accounts.of(database) for database in self.databases(at_ts)}
+        return {name: owner for name, owner in owners.items() if account in {None, owner.name}}
 
     def create_account(self, name: str) -> Account:
         """Make an account."""
@@ -144,7 +145,7 @@ class Catalog:
         clustered: bool = True,
         comment: str = "",
     ) -> TableInfo:
-        """Make `database.table` of columns given as name and MySQL definition; see define_table."""
+        """Make `database.table`. Columns are pairs of a name and a MySQL definition, as in `define_table`."""
         database, table_name = split_name(name)
         definition = define_table(
             table_name,
@@ -161,15 +162,15 @@ class Catalog:
         self._change(lambda change: change.drop_table(name))
 
     def truncate_table(self, name: str) -> TableInfo:
-        """Empty a table: it goes on under a new id."""
+        """Empty a table: it continues under a new id."""
         return self._change(lambda change: change.truncate_table(name))
 
     def rename_table(self, name: str, new_name: str) -> TableInfo:
-        """Give a table another `database.table` name."""
+        """Rename a table to another `database.table`."""
         return self._change(lambda change: change.rename_table(name, new_name))
 
     def add_column(self, table: str, name: str, definition: str, *, after: str | None = None) -> TableInfo:
-        """Add a column, last or after another one; rows from before read as its default."""
+        """Add a column, last or after another one; existing rows read as its default."""
 
         def add(change: SchemaChange) -> TableInfo:
             place = change.schema.place(table)
@@ -192,7 +193,7 @@ class Catalog:
         return self._change(drop)
 
     def modify_column(self, table: str, name: str, definition: str) -> TableInfo:
-        """Widen a column, or change its default or comment; Invalid when rows would have to be rewritten."""
+        """Widen a column or change its default or comment; raise Invalid if rows would need a rewrite."""
 
         def modify(change: SchemaChange) -> TableInfo:
             place = change.schema.place(table)

@@ -1,7 +1,4 @@
-"""One column as TiDB describes it in JSON, and what the other schema elements share with it.
-
-Column types as MySQL numbers them and as TiDB's JSON spells them.
-"""
+"""Columns and their types as TiDB describes them in JSON, and what other schema elements share with them."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -66,7 +63,8 @@ class ColumnFlag(IntFlag):
 
 
 NO_FLAGS = ColumnFlag(0)
-_UNSIGNED, _NOT_NULL = ColumnFlag.UNSIGNED.value, ColumnFlag.NOT_NULL.value  # asked for every value
+# Plain numbers, because every value tests them and an IntFlag is slow.
+_UNSIGNED, _NOT_NULL = ColumnFlag.UNSIGNED.value, ColumnFlag.NOT_NULL.value
 INTEGER_BITS = {Tp.TINY: 8, Tp.SHORT: 16, Tp.INT24: 24, Tp.LONG: 32, Tp.LONGLONG: 64}
 BLOBS = frozenset({Tp.TINY_BLOB, Tp.BLOB, Tp.MEDIUM_BLOB, Tp.LONG_BLOB})
 STRINGS = frozenset({Tp.VARCHAR, Tp.VAR_STRING, Tp.STRING, *BLOBS})
@@ -94,12 +92,12 @@ class FieldType:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read TiDB's JSON; raise Corrupt for a type code nobody knows."""
+        """Read TiDB's JSON; raise Corrupt for an unknown type code."""
         try:
             code = Tp(tree["Tp"])
         except (KeyError, ValueError) as error:
             raise Corrupt(
-                f"column type {tree.get('Tp')!r} is unknown; this schema is newer than we are"
+                f"column type {tree.get('Tp')!r} is unknown; upgrade Penstock to read this schema"
             ) from error
         return cls(
             tp=code,
@@ -137,12 +135,12 @@ class FieldType:
 
     @property
     def is_string(self) -> bool:
-        """Whether it is a string or a blob."""
+        """Whether the column is a string or a blob."""
         return self.tp in STRINGS
 
     @property
     def is_binary(self) -> bool:
-        """Whether it holds bytes rather than text."""
+        """Whether the column has bytes rather than text."""
         return self.is_string and self.charset in {"binary", ""} and self.collate in {"binary", ""}
 
     @property
@@ -165,7 +163,7 @@ COLUMN_VERSION = 2  # from 1 on, defaults of timestamps are in UTC
 
 
 class SchemaState(IntEnum):
-    """How far a schema element has come in an online change."""
+    """The state of a schema element during an online change."""
 
     NONE = 0
     DELETE_ONLY = 1
@@ -178,23 +176,23 @@ class SchemaState(IntEnum):
 
 
 def name_to_json(name: str) -> dict[str, str]:
-    """A name with its lower-case form, as TiDB stores it."""
+    """Return a name with its lower-case form, as TiDB stores it."""
     return {"O": name, "L": name.lower()}
 
 
 def name_from_json(tree: Any) -> str:
-    """A name, of either form that TiDB stores."""
+    """Return a name from either form that TiDB stores."""
     return str(tree["O"]) if isinstance(tree, Mapping) else str(tree or "")
 
 
 def rest_of(tree: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """The members of a tree that are not modelled, to be written back as they are."""
+    """Return the members of a tree that are not modelled, to be written back as they are."""
     return {name: member for name, member in tree.items() if name not in known}
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """One column. `origin_default` is what rows written before the column existed read as."""
+    """One column. Rows that were written before it existed read as `origin_default`."""
 
     id: int
     name: str
@@ -255,12 +253,12 @@ class ColumnInfo:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether the column is computed when read, and so never stored."""
+        """Whether the column is computed on read, and so never stored."""
         return bool(self.generated_expr) and not self.generated_stored
 
     @property
     def auto_increment(self) -> bool:
-        """Whether the table numbers this column."""
+        """Whether the column is auto-increment."""
         return bool(self.type.flag & ColumnFlag.AUTO_INCREMENT)
 
 

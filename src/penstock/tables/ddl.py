@@ -1,6 +1,6 @@
-"""One schema change in one transaction: what it changes, its job, its version.
+"""A schema change in one transaction: the changed schemas, the job and the version.
 
-Two changes cannot commit at once, since both count up the schema version; the loser runs again.
+Two changes cannot commit at once, because both increment the schema version; the loser runs again.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from penstock.tables.statements import quote
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a job says besides the ids it is given."""
+    """The content of a job without its ids."""
 
     action: DdlAction
     query: str
@@ -31,7 +31,7 @@ class _Change:
 
 
 class SchemaChange:
-    """The schema changes that a transaction can make; it is the caller's to commit."""
+    """The schema changes that a transaction can make. The caller commits it."""
 
     def __init__(self, txn: Transaction) -> None:
         self._start_ts = txn.start_ts
@@ -40,17 +40,17 @@ class SchemaChange:
         self.schema = SchemaSnapshot.load(self._meta)
 
     def create_account(self, name: str) -> Account:
-        """Make an account; Invalid when the name is taken."""
+        """Make an account; raise Invalid when the name is taken."""
         check_name("account", name)
         if name.lower() in self._accounts.by_name:
-            raise Invalid(f"account {name} exists already; choose another name")
+            raise Invalid(f"account {name} already exists; choose another name")
         account = Account(self._meta.next_id(), name)
         self._meta.put_field(ACCOUNTS, account_field(account.id), account.to_json())
         return account
 
     def drop_account(self, name: str) -> None:
-        """Remove an account that owns nothing; Invalid when it does."""
-        account = self._accounts.named(name)
+        """Remove an account; raise Invalid when it owns a database."""
+        account = self._accounts.find(name)
         owned = [one.name for one in self.schema.databases.values() if self._accounts.of(one) == account]
         if account == SYSTEM or owned:
             why = "is built in" if account == SYSTEM else f"owns database {owned[0]}; drop it first"
@@ -58,11 +58,11 @@ class SchemaChange:
         self._meta.delete_field(ACCOUNTS, account_field(account.id))
 
     def create_database(self, name: str, account: str = SYSTEM.name) -> DatabaseInfo:
-        """Make a database; Invalid when the name is taken."""
+        """Make a database; raise Invalid when the name is taken."""
         check_name("database", name)
         if name.lower() in self.schema.databases:
-            raise Invalid(f"database {name} exists already; choose another name")
-        owner = self._accounts.named(account)
+            raise Invalid(f"database {name} already exists; choose another name")
+        owner = self._accounts.find(account)
         database = DatabaseInfo(self._meta.next_id(), name)
         self._meta.put_database(database)
         if owner != SYSTEM:
@@ -82,7 +82,7 @@ class SchemaChange:
         self._finish(_Change(DdlAction.DROP_SCHEMA, f"DROP DATABASE {quote(database.name)}", database))
 
     def create_table(self, database_name: str, definition: TableInfo) -> TableInfo:
-        """Make a table of a definition; Invalid when the name is taken."""
+        """Make a table from a definition; raise Invalid when the name is taken."""
         database = self.schema.database(database_name)
         self._check_free(database, definition.name)
         table = replace(definition, id=self._meta.next_id(), update_ts=self._start_ts)
@@ -100,7 +100,7 @@ class SchemaChange:
         self._finish(_Change(DdlAction.DROP_TABLE, query, database, table, table.id))
 
     def truncate_table(self, name: str) -> TableInfo:
-        """Empty a table: it goes on under a new id."""
+        """Empty a table: it continues under a new id."""
         database, old = self.schema.place(name)
         extra = {name: member for name, member in old.extra.items() if name != "old_schema_id"}
         table = replace(old, id=self._meta.next_id(), update_ts=self._start_ts, extra=extra)
@@ -112,7 +112,7 @@ class SchemaChange:
         return table
 
     def rename_table(self, name: str, new_name: str) -> TableInfo:
-        """Give a table another name, maybe in another database."""
+        """Rename a table, maybe into another database."""
         source, old = self.schema.place(name)
         database_name, table_name = split_name(new_name)
         check_name("table", table_name)
@@ -142,7 +142,7 @@ class SchemaChange:
     def _check_free(self, database: DatabaseInfo, name: str) -> None:
         if name.lower() in self.schema.tables[database.id]:
             raise Invalid(
-                f"table {database.name}.{name} exists already; choose another name or drop it first"
+                f"table {database.name}.{name} already exists; choose another name or drop it first"
             )
 
     def _finish(self, change: _Change, *, diff_table_id: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Finished DDL jobs, as TiDB writes them into its history."""
+"""Finished DDL jobs as TiDB writes them into its history."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _SYNCED = 6
 
 
 class DdlAction(IntEnum):
-    """What a job does: those that Penstock does, by TiDB's numbers."""
+    """What a job does: the actions that Penstock supports, by TiDB's numbers."""
 
     CREATE_SCHEMA = 1
     DROP_SCHEMA = 2
@@ -49,10 +49,10 @@ _MEMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class DdlJob:
-    """A DDL job. `type` is TiDB's number, which may be one that Penstock does not do itself.
+    """A DDL job. `type` is TiDB's number, which may be of an action that Penstock does not run itself.
 
-    `table` is the table after the change (before it, for a drop), `tables` are those of a job that
-    changes several; `schema_version` is the version that the change made.
+    `table` is the table after the change, or before a drop. `tables` are the tables of a job that changes
+    several. `schema_version` is the version after the change.
     """
 
     id: int
@@ -73,12 +73,12 @@ class DdlJob:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the job changed the schema; the history holds cancelled ones too."""
+        """Whether the job changed the schema; the history has cancelled jobs too."""
         return self.state in {_FINISHED, _SYNCED}
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read TiDB's JSON; Corrupt when it is no job."""
+        """Read TiDB's JSON; raise Corrupt when it is not a job."""
         try:
             info = tree.get("binlog") or {}
             database, table = info.get("DBInfo"), info.get("TableInfo")
@@ -124,14 +124,14 @@ class DdlJob:
                 "DBInfo": self.database.to_json() if self.database else None,
                 "TableInfo": self.table.to_json() if self.table else None,
                 "FinishedTS": self.finished_ts,
-                "MultipleTableInfos": [each.to_json() for each in self.tables] or None,
+                "MultipleTableInfos": [table.to_json() for table in self.tables] or None,
             },
         }
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaDiff:
-    """Which schema element a version of the schema changed."""
+    """The schema element that a version of the schema changed."""
 
     version: int
     type: int

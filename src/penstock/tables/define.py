@@ -1,12 +1,12 @@
-"""Tables defined in Python.
+"""Defines tables in Python, with MySQL's column definitions.
 
-define_table(
-"orders",
-[("id", "bigint primary key"), ("customer", "varchar(64) not null"), ("total", "decimal(12,2)")],
-indexes=[Index("by_customer", ["customer"])],
-)
+    define_table(
+        "orders",
+        [("id", "bigint primary key"), ("customer", "varchar(64) not null"), ("total", "decimal(12,2)")],
+        indexes=[Index("by_customer", ["customer"])],
+    )
 
-Column definitions as people write them: `bigint unsigned not null default 5 comment 'so many'`.
+A column definition is such as `bigint unsigned not null default 5 comment 'so many'`.
 """
 
 import re
@@ -60,7 +60,7 @@ class Definition:
 
 
 def parse_definition(text: str) -> Definition:
-    """Parse a column definition; Invalid says what is not understood."""
+    """Parse a column definition; raise Invalid for a part that is not understood."""
     tokens = _Tokens(text)
     definition = Definition(_type(tokens))
     while not tokens.done:
@@ -77,11 +77,11 @@ class _Tokens:
         self._tokens: list[str] = []
         at, end = 0, len(text.rstrip())
         while at < end:
-            found = _TOKEN.match(text, at)
-            if not found:
+            token = _TOKEN.match(text, at)
+            if not token:
                 raise Invalid(f"column definition {text!r} is not understood from {text[at:].strip()!r} on")
-            self._tokens.append(found[0].strip())
-            at = found.end()
+            self._tokens.append(token[0].strip())
+            at = token.end()
         self._tokens.reverse()
 
     @property
@@ -96,20 +96,20 @@ class _Tokens:
             raise Invalid(f"column definition {self.text!r} ends too early")
         return self._tokens.pop()
 
-    def accept(self, *wanted: str) -> bool:
-        if [token.lower() for token in reversed(self._tokens[-len(wanted) :])] != list(wanted):
+    def accept(self, *words: str) -> bool:
+        if [token.lower() for token in reversed(self._tokens[-len(words) :])] != list(words):
             return False
-        del self._tokens[-len(wanted) :]
+        del self._tokens[-len(words) :]
         return True
 
     def arguments(self) -> list[str]:
-        found: list[str] = []
+        arguments: list[str] = []
         if not self.accept("("):
-            return found
+            return arguments
         while not self.accept(")"):
-            found.append(self.next())
+            arguments.append(self.next())
             self.accept(",")
-        return found
+        return arguments
 
 
 def _type(tokens: _Tokens) -> FieldType:
@@ -131,10 +131,10 @@ def _type(tokens: _Tokens) -> FieldType:
 
 
 def _number(tokens: _Tokens, arguments: list[str], default: int, low: int, high: int) -> int:
-    given = arguments[0] if arguments else str(default)
-    if not given.isdigit() or not low <= int(given) <= high:
-        raise Invalid(f"size {given} in column definition {tokens.text!r} must be {low} to {high}")
-    return int(given)
+    size = arguments[0] if arguments else str(default)
+    if not size.isdigit() or not low <= int(size) <= high:
+        raise Invalid(f"size {size} in column definition {tokens.text!r} must be {low} to {high}")
+    return int(size)
 
 
 def _decimal(tokens: _Tokens, arguments: list[str]) -> FieldType:
@@ -211,10 +211,10 @@ def _attribute(tokens: _Tokens, definition: Definition) -> None:
     elif tokens.accept("comment"):
         definition.comment = _unquote(tokens.next())
     elif tokens.accept("collate"):
-        definition.type = _collated(tokens, kind, tokens.next().lower())
+        definition.type = _with_collation(tokens, kind, tokens.next().lower())
     elif tokens.accept("character", "set") or tokens.accept("charset"):
         charset = tokens.next().lower()
-        definition.type = _collated(tokens, kind, _COLLATIONS.get(charset, charset))
+        definition.type = _with_collation(tokens, kind, _COLLATIONS.get(charset, charset))
     else:
         raise Invalid(f"{tokens.peek()!r} in column definition {tokens.text!r} is not understood")
 
@@ -229,7 +229,7 @@ def _default(tokens: _Tokens) -> str | None:
     return {"true": "1", "false": "0"}.get(token.lower(), _unquote(token))
 
 
-def _collated(tokens: _Tokens, kind: FieldType, collate: str) -> FieldType:
+def _with_collation(tokens: _Tokens, kind: FieldType, collate: str) -> FieldType:
     if not kind.is_string and kind.tp not in {Tp.ENUM, Tp.SET}:
         raise Invalid(f"column definition {tokens.text!r}: only strings have a collation")
     charset = "binary" if collate == "binary" else collate.partition("_")[0]
@@ -245,7 +245,7 @@ def _flags_of(kind: FieldType, flag: ColumnFlag) -> FieldType:
 def _unquote(token: str) -> str:
     if not token.startswith("'"):
         return token
-    return re.sub(r"\\(.)|''", lambda found: found[1] or "'", token[1:-1])
+    return re.sub(r"\\(.)|''", lambda escape: escape[1] or "'", token[1:-1])
 
 
 PRIMARY = "PRIMARY"
@@ -254,7 +254,7 @@ _NAME_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index to define; a column may be limited to its first characters: `"title(20)"`."""
+    """An index to define. A column may be limited to its first characters: `"title(20)"`."""
 
     name: str
     columns: Sequence[str]
@@ -270,10 +270,10 @@ def define_table(
     clustered: bool = True,
     comment: str = "",
 ) -> TableInfo:
-    """A table that has no id yet: the catalog gives it one.
+    """Return a table without an id, which the catalog assigns.
 
-    Columns are pairs of a name and a MySQL definition. The primary key is said there or in
-    `primary_key`; clustered, it is the key of the row. Raise Invalid for what is not understood.
+    Columns are pairs of a name and a MySQL definition. The primary key is in a definition or in
+    `primary_key`; a clustered one is the key of the row. Raise Invalid when a definition is wrong.
     """
     check_name("table", name)
     defined, keys, unique = [], list(primary_key), list[Index]()
@@ -296,7 +296,7 @@ def _column(name: str, text: str, offset: int) -> tuple[ColumnInfo, bool, bool]:
 
 
 def define_column(name: str, text: str, *, column_id: int) -> tuple[ColumnInfo, bool, bool]:
-    """A column, whether its definition says primary key, and whether it says unique."""
+    """Return a column, and whether its definition says primary key and unique."""
     check_name("column", name)
     definition = parse_definition(text)
     default = definition.default
@@ -315,7 +315,7 @@ def define_column(name: str, text: str, *, column_id: int) -> tuple[ColumnInfo, 
 
 
 def with_origin_default(column: ColumnInfo) -> ColumnInfo:
-    """A column that joins a table: rows from before read as its default, or as its type's zero."""
+    """Return a column to add to a table: existing rows read as its default, or as its type's zero."""
     if column.default is not None or not column.type.not_null:
         return replace(column, origin_default=column.default)
     zero = zero_value(column.type)
@@ -323,7 +323,7 @@ def with_origin_default(column: ColumnInfo) -> ColumnInfo:
 
 
 def check_name(what: str, name: str) -> None:
-    """Invalid unless a name is one that MySQL allows."""
+    """Raise Invalid unless MySQL allows the name."""
     if not name or len(name) > _NAME_MAX or name != name.rstrip() or "." in name or "\x00" in name:
         raise Invalid(
             f"{what} name {name!r} must be 1 to {_NAME_MAX} characters without dots; choose another"
@@ -335,7 +335,7 @@ def _check_columns(table: TableInfo) -> None:
     twice = {name for name in names if names.count(name) > 1}
     if not names or twice:
         fault = f"has column {min(twice)} twice" if twice else "has no columns"
-        raise Invalid(f"table {table.name} {fault}; mend its definition")
+        raise Invalid(f"table {table.name} {fault}; fix its definition")
     if sum(column.auto_increment for column in table.columns) > 1:
         raise Invalid(f"table {table.name} has two auto_increment columns; keep one")
 
@@ -345,7 +345,7 @@ def _with_primary_key(table: TableInfo, names: Sequence[str], *, clustered: bool
         return table
     chosen = [table.column(_prefix(name)[0]) for name in names]
     flags = ColumnFlag.PRI_KEY | ColumnFlag.NOT_NULL
-    columns = tuple(_flagged(column, flags) if column in chosen else column for column in table.columns)
+    columns = tuple(_with_flag(column, flags) if column in chosen else column for column in table.columns)
     table = replace(table, columns=columns)
     if clustered and len(chosen) == 1 and chosen[0].type.tp in INTEGER_BITS:
         return replace(table, pk_is_handle=True)
@@ -354,14 +354,14 @@ def _with_primary_key(table: TableInfo, names: Sequence[str], *, clustered: bool
 
 
 def with_index(table: TableInfo, index: Index) -> TableInfo:
-    """The table with one more index; Invalid when its name is taken or a column unknown."""
+    """Return the table with one more index; raise Invalid when its name is taken or a column unknown."""
     check_name("index", index.name)
     if any(index.name.lower() == other.name.lower() for other in table.indexes):
-        raise Invalid(f"table {table.name} has an index {index.name} already; choose another name")
+        raise Invalid(f"table {table.name} already has an index {index.name}; choose another name")
     table = _add_index(table, index, primary=False)
     first = table.columns[table.indexes[-1].columns[0].offset]
     flag = ColumnFlag.UNIQUE_KEY if index.unique and len(index.columns) == 1 else ColumnFlag.MULTIPLE_KEY
-    columns = tuple(_flagged(column, flag) if column == first else column for column in table.columns)
+    columns = tuple(_with_flag(column, flag) if column == first else column for column in table.columns)
     return replace(table, columns=columns)
 
 
@@ -371,14 +371,14 @@ def _add_index(table: TableInfo, index: Index, *, primary: bool) -> TableInfo:
         bare, length = _prefix(name)
         column = table.column(bare)
         if length != UNSPECIFIED and not column.type.is_string:
-            raise Invalid(f"index {index.name} limits {column.name}, which is no string; drop the length")
+            raise Invalid(f"index {index.name} limits {column.name}, which is not a string; drop the length")
         if column.type.is_string:
             collations.sort_key(column.type, b"")
         parts.append(IndexColumn(column.name, column.offset, length))
     if not parts:
         raise Invalid(f"index {index.name} has no columns; name at least one")
-    made = IndexInfo(table.max_index_id + 1, index.name, tuple(parts), unique=index.unique, primary=primary)
-    return replace(table, indexes=(*table.indexes, made), max_index_id=made.id)
+    added = IndexInfo(table.max_index_id + 1, index.name, tuple(parts), unique=index.unique, primary=primary)
+    return replace(table, indexes=(*table.indexes, added), max_index_id=added.id)
 
 
 def _prefix(name: str) -> tuple[str, int]:
@@ -390,5 +390,5 @@ def _prefix(name: str) -> tuple[str, int]:
     return bare.strip(), int(length.rstrip(")"))
 
 
-def _flagged(column: ColumnInfo, flag: ColumnFlag) -> ColumnInfo:
+def _with_flag(column: ColumnInfo, flag: ColumnFlag) -> ColumnInfo:
     return replace(column, type=replace(column.type, flag=column.type.flag | flag))

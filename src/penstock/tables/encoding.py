@@ -1,8 +1,7 @@
-"""Arrow batches into rows, a column at a time, for bulk inserts.
+"""Encodes Arrow batches into rows, a column at a time, for bulk inserts.
 
-A batch of rows in Arrow into keys and values, for tables whose primary key is an integer.
-
-A whole column of Arrow values into cells: one binary array, null where the value is.
+A column becomes cells: one binary array, null where the value is null. A batch becomes keys and values; the
+table must have an integer primary key.
 """
 
 import struct
@@ -24,7 +23,7 @@ from penstock.tables.codec.times import MONTHS
 from penstock.tables.columns import BLOBS, INTEGER_BITS, STRINGS, ColumnInfo, FieldType, Tp
 from penstock.tables.decoding.cells import SIGN
 from penstock.tables.keys import record_prefix
-from penstock.tables.records import checked_datum, default_value, reads_null_when_absent
+from penstock.tables.records import check_datum, default_value, reads_null_when_absent
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.values import to_cell
 
@@ -33,7 +32,7 @@ _DAY_US = 86_400_000_000
 
 
 def column_cells(kind: FieldType, column: pa.Array) -> pa.Array:
-    """The cells of a column, of any Arrow type that casts to its own; Invalid when one does not fit."""
+    """Return the cells of a column of any Arrow type that casts; raise Invalid if a value does not fit."""
     try:
         typed = column.cast(arrow_type(kind))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -53,26 +52,28 @@ def _integers(kind: FieldType, column: pa.Array) -> pa.Array:
     bits = INTEGER_BITS[kind.tp]
     low, high = (0, (1 << bits) - 1) if kind.unsigned else (-(1 << bits - 1), (1 << bits - 1) - 1)
     if (wide < low).any() or (wide > high).any():
-        raise Invalid(f"a {kind.tp.name} column holds {low} to {high}; a value is outside")
+        raise Invalid(f"a value is outside of the {kind.tp.name} column's range; pass {low} to {high}")
     return _minimal(wide, valid, signed=not kind.unsigned)
 
 
 def _unsigned_longs(column: pa.Array) -> pa.Array:
     low, high = _decimal_words(column)
     if high.any():
-        raise Invalid("a LONGLONG column without sign holds 0 to 18446744073709551615; a value is outside")
+        raise Invalid(
+            "a value is outside of the unsigned LONGLONG column's range; pass 0 to 18446744073709551615"
+        )
     return _minimal(low, _valid(column), signed=False)
 
 
 def _decimal_words(column: pa.Array) -> tuple[Ints, Ints]:
-    """The low and high halves of decimals, in units of their last digit; 0 for nulls."""
+    """Return the low and high halves of decimals, in units of their last digit; 0 for nulls."""
     filled = column.fill_null(0)
     halves = np.frombuffer(filled.buffers()[1], dtype=np.int64)[filled.offset * 2 :][: len(filled) * 2]
     return halves[0::2], halves[1::2]
 
 
 def _minimal(numbers: Ints, valid: Mask, *, signed: bool) -> pa.Array:
-    """Integers in the fewest of 1, 2, 4 or 8 bytes."""
+    """Return integers in the fewest of 1, 2, 4 or 8 bytes."""
     folded = np.where(numbers < 0, ~numbers, numbers) if signed else numbers.view(np.uint64)
     limits = [1 << 8 * size - signed for size in (1, 2, 4)]
     sizes = np.select([folded < limit for limit in limits], [1, 2, 4], 8)
@@ -87,13 +88,13 @@ def _floats(_: FieldType, column: pa.Array) -> pa.Array:
         raise Invalid("a float column takes finite numbers only; pass numbers or nulls")
     bits = doubles.view(np.uint64)
     ordered = np.where(bits & SIGN, ~bits, bits | SIGN)
-    return _fixed(ordered.astype(">u8").view(np.uint8).reshape(-1, 8), _valid(column))
+    return _fixed_array(ordered.astype(">u8").view(np.uint8).reshape(-1, 8), _valid(column))
 
 
 def _decimals(kind: FieldType, column: pa.Array) -> pa.Array:
     if kind.precision > _LONG_DIGITS:
         return _one_by_one(kind, column)
-    units, _ = _decimal_words(column)  # so few digits fit the low half
+    units, _ = _decimal_words(column)  # so few digits fit into the low half
     negative, left = units < 0, np.abs(units)
     pieces: list[npt.NDArray[np.uint8]] = []
     for digits in reversed(parts_of(kind.precision, kind.scale)):
@@ -103,7 +104,7 @@ def _decimals(kind: FieldType, column: pa.Array) -> pa.Array:
     packed[negative] ^= 0xFF
     packed[:, 0] ^= 0x80
     head = np.full((len(units), 2), (kind.precision, kind.scale), dtype=np.uint8)
-    return _fixed(np.concatenate([head, packed], axis=1), _valid(column))
+    return _fixed_array(np.concatenate([head, packed], axis=1), _valid(column))
 
 
 def _strings(kind: FieldType, column: pa.Array) -> pa.Array:
@@ -128,7 +129,7 @@ def _times(kind: FieldType, column: pa.Array) -> pa.Array:
     year_month = months.astype(np.int64) + 1970 * 12
     year, month = year_month // 12, year_month % 12 + 1
     if ((year < 1) | (year > 9999)).any():
-        raise Invalid("a time is outside the years 1 to 9999; pass one inside")
+        raise Invalid("a time is outside of the years 1 to 9999; pass one inside")
     day = (days - months.astype("datetime64[D]")).astype(np.int64) + 1
     clock = micros - days.astype(np.int64) * _DAY_US
     seconds, fraction = np.divmod(clock, 1_000_000)
@@ -137,7 +138,7 @@ def _times(kind: FieldType, column: pa.Array) -> pa.Array:
     return _minimal((ymd << 17 | hms) << 24 | fraction, valid, signed=False)
 
 
-def _fixed(cells: npt.NDArray[np.uint8], valid: Mask) -> pa.Array:
+def _fixed_array(cells: npt.NDArray[np.uint8], valid: Mask) -> pa.Array:
     offsets = np.arange(len(cells) + 1, dtype=np.int32) * cells.shape[1]
     buffers = [validity(valid), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(cells))]
     return pa.Array.from_buffers(pa.binary(), len(cells), buffers)
@@ -162,7 +163,7 @@ _SMALL_DATA_MAX = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """Rows as the store keeps them, and their handles."""
+    """Keys and values of rows as the store has them, and their handles."""
 
     keys: list[bytes]
     values: list[bytes]
@@ -170,17 +171,17 @@ class EncodedBatch:
 
 
 def encode_batch(table: TableInfo, batch: pa.RecordBatch, *, start_ts: int) -> EncodedBatch:
-    """Encode rows; missing columns take their defaults. Invalid names the column that does not fit."""
+    """Encode rows; missing columns get their defaults. Raise Invalid if a value does not fit its column."""
     assert table.handle_kind is HandleKind.INT
-    given = {table.column(name).id: batch.column(place) for place, name in enumerate(batch.schema.names)}
+    columns = {table.column(name).id: batch.column(place) for place, name in enumerate(batch.schema.names)}
     primary = table.primary_key[0]
-    if primary.id not in given:
-        raise Invalid(f"column {primary.name} is the primary key and got no values; give it some")
-    handles = _handles(primary, given[primary.id])
+    if primary.id not in columns:
+        raise Invalid(f"column {primary.name} is the primary key and has no values; pass them")
+    handles = _handles(primary, columns[primary.id])
     stored = sorted((column for column in table.stored_columns if column != primary), key=lambda one: one.id)
     cells = [
-        _checked_cells(column, given[column.id])
-        if column.id in given
+        _check_cells(column, columns[column.id])
+        if column.id in columns
         else _default_cells(column, len(batch), start_ts)
         for column in stored
     ]
@@ -189,13 +190,13 @@ def encode_batch(table: TableInfo, batch: pa.RecordBatch, *, start_ts: int) -> E
 
 
 def _default_cells(column: ColumnInfo, rows: int, start_ts: int) -> pa.Array:
-    cell = cell_of(checked_datum(column, default_value(column, start_ts)))
+    cell = cell_of(check_datum(column, default_value(column, start_ts)))
     return pa.array([cell] * rows, pa.binary())
 
 
-def _checked_cells(column: ColumnInfo, values: pa.Array) -> pa.Array:
+def _check_cells(column: ColumnInfo, values: pa.Array) -> pa.Array:
     if column.type.not_null and values.null_count:
-        raise Invalid(f"column {column.name} is NOT NULL and got no value; give it one")
+        raise Invalid(f"column {column.name} is NOT NULL and has no value; pass one")
     try:
         return column_cells(column.type, values)
     except Invalid as error:
@@ -203,7 +204,7 @@ def _checked_cells(column: ColumnInfo, values: pa.Array) -> pa.Array:
 
 
 def _handles(primary: ColumnInfo, values: pa.Array) -> Ints:
-    _checked_cells(primary, values)
+    _check_cells(primary, values)
     if primary.type.unsigned:
         numbers = [int(number) for number in values.to_pylist()]
         return np.array(numbers, dtype=np.uint64).view(np.int64)
@@ -226,7 +227,7 @@ def _keys(table: TableInfo, handles: Ints) -> list[bytes]:
 
 
 def _values(columns: list[ColumnInfo], cells: list[pa.Array], rows: int) -> pa.Array:
-    """Heads, which rows of one shape share but for their offsets, joined with the cells."""
+    """Return row values: the head of each row joined with its cells. Rows of one shape have similar heads."""
     valid = np.array([np.asarray(column.is_valid()) for column in cells], dtype=np.bool_).reshape(
         len(cells), rows
     )
@@ -245,21 +246,21 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
 
 def _heads(columns: list[ColumnInfo], valid: Mask, ends: npt.NDArray[np.int64], large: Mask) -> pa.Array:
     which = _shapes([*valid, large])
-    made, order = [], []
+    heads, order = [], []
     for shape in range(int(which.max(initial=-1)) + 1):
         rows = np.flatnonzero(which == shape)
         one = rows[0]
-        made.append(_shape_heads(columns, valid[:, one], ends[:, rows], large=bool(large[one])))
+        heads.append(_shape_heads(columns, valid[:, one], ends[:, rows], large=bool(large[one])))
         order.append(rows)
-    if not made:
+    if not heads:
         return pa.array([], pa.binary())
     places = np.empty(len(which), dtype=np.int64)
     places[np.concatenate(order)] = np.arange(len(which))
-    return pa.concat_arrays(made).take(pa.array(places))
+    return pa.concat_arrays(heads).take(pa.array(places))
 
 
 def _shapes(marks: list[Mask]) -> Ints:
-    """Number the rows by which of these marks they have, equal ones alike, from 0 on."""
+    """Return a number for each row, from 0 on: rows with the same marks have the same number."""
     which = np.zeros(len(marks[0]), dtype=np.int64)
     for mark in marks:
         if which.max(initial=0) >= 1 << 61:
@@ -271,7 +272,7 @@ def _shapes(marks: list[Mask]) -> Ints:
 def _shape_heads(
     columns: list[ColumnInfo], filled: Mask, ends: npt.NDArray[np.int64], *, large: bool
 ) -> pa.Array:
-    """The heads of rows that have the same columns filled."""
+    """Return the heads of rows that have the same columns filled."""
     ids = [column.id for column, has in zip(columns, filled, strict=True) if has]
     nulls = [
         column.id

@@ -1,8 +1,8 @@
-"""Entries of secondary indexes: which key and value a row has in an index, and back.
+"""Entries of secondary indexes: the key and value of a row in an index, and the handle of an entry.
 
-An entry of a unique index without NULLs is found by its values alone and keeps the handle in its
-value; any other entry ends its key with the handle. Where the key does not hold a string as it
-was written, the value keeps what is missing ("restored" data).
+The key of a unique entry without NULLs has only the indexed values; its value has the handle. Every other
+entry ends its key with the handle. If the key does not have a string as it was written, the value has what is
+missing ("restored" data).
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.codec.ordered import INT_BYTES, decode_uint, encode_int, encode_uint
 from penstock.tables.columns import ColumnFlag
 from penstock.tables.keys import PREFIX_BYTES, Handle, index_prefix
-from penstock.tables.records import Record, key_datum, signed
+from penstock.tables.records import Record, key_datum, to_signed
 from penstock.tables.schema import HandleKind, IndexInfo, TableInfo
 
 _LEGACY_BYTES_MAX = 9
@@ -28,7 +28,7 @@ _V1_HEAD = bytes((0, _VERSION, 1))
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One entry of an index; `distinct` when no other row may have its key."""
+    """One entry of an index. `distinct` is set when no other row may have the same key."""
 
     key: bytes
     value: bytes
@@ -36,13 +36,13 @@ class IndexEntry:
 
 
 def written_indexes(table: TableInfo) -> Iterable[IndexInfo]:
-    """The indexes that rows keep entries in; a clustered primary key is the record itself."""
+    """Return the indexes that have entries. A clustered primary key has none: it is the record itself."""
     clustered = table.handle_kind is HandleKind.COMMON
     return (index for index in table.indexes if index.written and not (clustered and index.primary))
 
 
 def entry(table: TableInfo, index: IndexInfo, record: Record, handle: Handle) -> IndexEntry:
-    """The entry of a row in an index; Invalid for a collation that cannot be written."""
+    """Return the entry of a row in an index; raise Invalid for a collation that cannot be written."""
     parts = [key_datum(table, part, record) for part in index.columns]
     distinct = index.unique and all(part.kind is not DatumKind.NULL for part in parts)
     key = index_prefix(table.id, index.id) + b"".join(map(datums.encode_key, parts))
@@ -97,7 +97,7 @@ def _cut(table: TableInfo, index: IndexInfo, nth: int, record: Record) -> Datum:
 
 
 def _restored_v1(table: TableInfo, index: IndexInfo, record: Record) -> bytes:
-    """Strings of the index and of the handle; of a padded one only the number of its spaces."""
+    """Return the restored strings of index and handle; of a padded string, the number of its spaces."""
     cells: dict[int, bytes | None] = {}
     for nth, part in enumerate(index.columns):
         column = table.columns[part.offset]
@@ -123,8 +123,8 @@ def _restored_cell(table: TableInfo, index: IndexInfo, nth: int, record: Record)
 
 
 def handle_in(index: IndexInfo, key: bytes, value: bytes) -> Handle:
-    """The handle of the row that an entry points to; Corrupt when the entry is damaged."""
-    end = datums.cut(key, len(index.columns), PREFIX_BYTES + INT_BYTES)
+    """Return the handle of the row that an entry points to; raise Corrupt when the entry is damaged."""
+    end = datums.find_end(key, len(index.columns), PREFIX_BYTES + INT_BYTES)
     if end < len(key):
         return _handle_of_suffix(key[end:])
     segments = split_value(value)
@@ -144,7 +144,7 @@ def _handle_of_suffix(suffix: bytes) -> Handle:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What the value of an index entry is made of."""
+    """The parts of the value of an index entry."""
 
     version: int = 0
     int_handle: int | None = None
@@ -154,15 +154,15 @@ class Segments:
 
 
 def split_value(value: bytes) -> Segments:
-    """Take the value of an index entry apart; Corrupt when it is damaged."""
+    """Split the value of an index entry into its parts; raise Corrupt when it is damaged."""
     if len(value) <= _LEGACY_BYTES_MAX:
-        return Segments(int_handle=signed(decode_uint(value)) if len(value) >= INT_BYTES else None)
+        return Segments(int_handle=to_signed(decode_uint(value)) if len(value) >= INT_BYTES else None)
     tail_bytes = value[0]
     version = value[2] if tail_bytes <= 1 and value[1] == _VERSION else 0
     at, end = (3 if version else 1), len(value) - tail_bytes
     if at > end:
         raise Corrupt("the value of an index entry is cut short; keep it for inspection")
-    int_handle = signed(decode_uint(value, end)) if tail_bytes >= INT_BYTES and not version else None
+    int_handle = to_signed(decode_uint(value, end)) if tail_bytes >= INT_BYTES and not version else None
     common = partition = restored = None
     if at < end and value[at] == _COMMON_HANDLE:
         size = int.from_bytes(value[at + 1 : at + 3], "big")

@@ -1,7 +1,7 @@
-"""Keys of tables: records, indexes, and the meta keys that hold schemas.
+"""Keys of tables: records, indexes, and the meta keys with schemas.
 
-A *handle* identifies a row of its table: an int, or the bytes of a common handle (the encoded
-primary key columns).
+A *handle* identifies a row of its table: an int, or the bytes of a common handle (the encoded primary key
+columns).
 """
 
 from typing import NamedTuple
@@ -27,78 +27,78 @@ META_LIST_ITEM = ord("l")
 
 
 def table_prefix(table_id: int) -> bytes:
-    """What every key of a table begins with."""
+    """Return the prefix of every key of a table."""
     return TABLE_PREFIX + encode_int(table_id)
 
 
 def record_prefix(table_id: int) -> bytes:
-    """What every record key of a table begins with."""
+    """Return the prefix of every record key of a table."""
     return table_prefix(table_id) + RECORD_SEPARATOR
 
 
 def record_range(table_id: int) -> tuple[bytes, bytes]:
-    """The range of a table's records: start inclusive, end exclusive."""
+    """Return the range of a table's records: start inclusive, end exclusive."""
     prefix = record_prefix(table_id)
     return prefix, prefix_end(prefix)
 
 
 def encode_handle(handle: Handle) -> bytes:
-    """The bytes of a handle in a record key."""
+    """Return the bytes of a handle in a record key."""
     return encode_int(handle) if isinstance(handle, int) else handle
 
 
 def record_key(table_id: int, handle: Handle) -> bytes:
-    """The key of a row."""
+    """Return the key of a row."""
     return record_prefix(table_id) + encode_handle(handle)
 
 
 def is_record_key(key: bytes) -> bool:
-    """Whether a key is a row's, of whatever table."""
+    """Return whether a key is a row's, of any table."""
     return len(key) > PREFIX_BYTES and key[:1] == TABLE_PREFIX and key[9:PREFIX_BYTES] == RECORD_SEPARATOR
 
 
 def decode_record_key(key: bytes) -> tuple[int, Handle]:
-    """Table id and handle of a row's key; Invalid when it is none."""
+    """Return the table id and the handle of a row's key; raise Invalid for another key."""
     if not is_record_key(key):
-        raise Invalid(f"{show_key(key)} is no record key; pass the key of a row")
+        raise Invalid(f"{show_key(key)} is not a record key; pass the key of a row")
     rest = key[PREFIX_BYTES:]
     return decode_int(key, 1), decode_int(rest) if len(rest) == INT_BYTES else rest
 
 
 def index_prefix(table_id: int, index_id: int) -> bytes:
-    """What every key of an index begins with."""
+    """Return the prefix of every key of an index."""
     return table_prefix(table_id) + INDEX_SEPARATOR + encode_int(index_id)
 
 
 def decode_index_prefix(key: bytes) -> tuple[int, int]:
-    """Table id and index id of an index key; Invalid when it is none."""
+    """Return the table id and the index id of an index key; raise Invalid for another key."""
     if (
         len(key) < PREFIX_BYTES + INT_BYTES
         or key[:1] != TABLE_PREFIX
         or key[9:PREFIX_BYTES] != INDEX_SEPARATOR
     ):
-        raise Invalid(f"{show_key(key)} is no index key; pass the key of an index entry")
+        raise Invalid(f"{show_key(key)} is not an index key; pass the key of an index entry")
     return decode_int(key, 1), decode_int(key, PREFIX_BYTES)
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key after all keys that begin with `prefix`; b"" when there is none."""
+    """Return the first key after all keys with `prefix`; b"" when there is none."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes((trimmed[-1] + 1,)) if trimmed else b""
 
 
 def meta_string_key(name: bytes) -> bytes:
-    """The key of a single meta value."""
+    """Return the key of a single meta value."""
     return _meta(name, META_STRING)
 
 
 def meta_hash_prefix(name: bytes) -> bytes:
-    """What every field of a meta hash begins with."""
+    """Return the prefix of every field of a meta hash."""
     return _meta(name, META_HASH)
 
 
 def meta_hash_key(name: bytes, field: bytes) -> bytes:
-    """The key of one field of a meta hash."""
+    """Return the key of one field of a meta hash."""
     return _meta(name, META_HASH) + encode_bytes(field)
 
 
@@ -112,9 +112,9 @@ class MetaKey(NamedTuple):
 
 
 def decode_meta_key(key: bytes) -> MetaKey:
-    """Decode a meta key of any type; Invalid when it is none."""
+    """Decode a meta key of any type; raise Invalid for another key."""
     if key[:1] != META_PREFIX:
-        raise Invalid(f"{show_key(key)} is no meta key")
+        raise Invalid(f"{show_key(key)} is not a meta key; pass one")
     name, at = decode_prefix(key, 1)
     type_ = decode_uint(key, at)
     at += INT_BYTES

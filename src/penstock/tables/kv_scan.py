@@ -1,7 +1,7 @@
-"""A table straight from the key-value store at one timestamp, cut into ranges that can be read anywhere.
+"""A scan of a table in the key-value store at one timestamp, in ranges that any process can read.
 
-A range is what one region held of the table when the scan was planned. Regions that split, merge or move
-afterwards change nothing: the client follows them while it reads.
+A range is the part of the table that one region had when the scan was planned. Later splits, merges and moves
+of regions do not matter: the client follows them while it reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import TablePlace
 
 HANDLE_COLUMN = "_handle"
-"""What identifies a row, as the event store calls it: a scan gives it to those who name it."""
+"""Name of the column with a row's handle, as in the event store. A scan adds it when it is requested."""
 
 
 @dataclass(frozen=True)
 class KvScan:
-    """What the ranges of one scan have in common."""
+    """The table, timestamp and columns of a scan, which its ranges share."""
 
     cluster: ClusterRef
     table: TableInfo
@@ -45,7 +45,7 @@ class KvScan:
 
     @cached_property
     def key_only(self) -> bool:
-        """Whether the keys say everything that is wanted, so that values need not travel."""
+        """Whether the keys have all requested columns, so that values need not be read."""
         table = self.table
         return all(column in table.handle_columns and in_key_only(table, column) for column in self._stored)
 
@@ -54,7 +54,7 @@ class KvScan:
         return [self.table.column(name) for name in self.columns if name != HANDLE_COLUMN]
 
     def decode(self, page: Page) -> pa.RecordBatch:
-        """The rows of a page, which is not empty."""
+        """Return the rows of a page, which is not empty."""
         keys = pa.array([key for key, _ in page], pa.binary())
         if self.key_only:
             decoded = decode_keys(self.table, keys, self._stored)
@@ -70,7 +70,7 @@ class KvScan:
 
 @dataclass(frozen=True)
 class KvScanPartition:
-    """A range of a scan: the record keys [lower, upper) of one physical table. Can be pickled."""
+    """A range of a scan: the record keys [lower, upper) of one physical table. Instances can be pickled."""
 
     scan: KvScan
     physical_id: int
@@ -79,15 +79,15 @@ class KvScanPartition:
 
     @property
     def handles(self) -> tuple[bytes, bytes]:
-        """The bounds as handles: from the first, and up to the second, where empty means no bound."""
+        """The bounds as handles: the first included, the second excluded; empty means no bound."""
         prefix, end = record_range(self.physical_id)
         upper = b"" if self.upper == end else self.upper.removeprefix(prefix)
         return self.lower.removeprefix(prefix), upper
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """The rows in the order of their keys, as they come from the store.
+        """Yield the rows in the order of their keys, as they come from the store.
 
-        Raises Unavailable when the cluster does not answer, Invalid when garbage collection has passed the
+        Raise Unavailable when the cluster does not answer, Invalid when garbage collection has passed the
         scan's timestamp, Corrupt when a row is damaged.
         """
         snapshot = self.scan.cluster.client().snapshot(self.scan.ts)
@@ -98,37 +98,39 @@ class KvScanPartition:
 def plan_scan(
     cluster: ClusterRef, name: str, *, ts: int | None = None, columns: Sequence[str] | None = None
 ) -> KvScan:
-    """A scan of `database.table` with its schema as of `ts` (none: now).
+    """Return a scan of `database.table` with its schema as of `ts` (none: now).
 
-    Raises Invalid when there is no such table or column, or `ts` is ahead of the cluster's time or behind its
-    safe point of garbage collection; Unavailable when the cluster does not answer.
+    Raise Invalid when the table or a column does not exist, or `ts` is ahead of the cluster's time or behind
+    its safe point of garbage collection; raise Unavailable when the cluster does not answer.
     """
     client = cluster.client()
     now = client.timestamp()
     if ts is not None and ts > now:
-        raise Invalid(f"timestamp {ts} is in the future: the cluster's time is {now}; give one up to that")
+        raise Invalid(f"timestamp {ts} is in the future: the cluster's time is {now}; pass one up to that")
     at_ts = now if ts is None else ts
     return scan_of(cluster, Catalog(client).schema(at_ts).place(name), at_ts, columns)
 
 
 def scan_of(cluster: ClusterRef, place: TablePlace, ts: int, columns: Sequence[str] | None = None) -> KvScan:
-    """A scan of a table as it is at `ts`; raise Invalid when it has no rows, or no such column."""
+    """Return a scan of a table at `ts`; raise Invalid for a view, a sequence, or an unknown column."""
     table = place.table
     if not table.is_base_table:
-        raise Invalid(f"{place.database.name}.{table.name} is a view or a sequence and holds no rows")
+        raise Invalid(
+            f"{place.database.name}.{table.name} is a view or a sequence and has no rows; scan a table"
+        )
     if columns is None:
         return KvScan(cluster, table, ts, tuple(column.name for column in table.stored_columns))
     if not columns:
-        raise Invalid(f"no column of {place.database.name}.{table.name} is wanted; name at least one")
-    wanted = [name if name == HANDLE_COLUMN else table.column(name).name for name in columns]
-    return KvScan(cluster, table, ts, tuple(dict.fromkeys(wanted)))
+        raise Invalid(f"no column of {place.database.name}.{table.name} is requested; name at least one")
+    names = [name if name == HANDLE_COLUMN else table.column(name).name for name in columns]
+    return KvScan(cluster, table, ts, tuple(dict.fromkeys(names)))
 
 
 def ranges_of(
     client: Client, scan: KvScan, *, handle_from: bytes = b"", handle_to: bytes = b""
 ) -> list[KvScanPartition]:
-    """The ranges of a scan, one for each region that holds some of it now, in the order of the keys."""
-    found = []
+    """Return the ranges of a scan, one for each region that now has a part of it, in key order."""
+    ranges: list[KvScanPartition] = []
     for physical_id in scan.table.physical_ids:
         prefix, end = record_range(physical_id)
         lower, upper = prefix + handle_from, prefix + handle_to if handle_to else end
@@ -137,5 +139,5 @@ def ranges_of(
         regions = client.regions(lower, upper)
         starts = [lower, *(region.start_key for region in regions if region.start_key > lower)]
         bounds = zip(starts, [*starts[1:], upper], strict=True)
-        found += [KvScanPartition(scan, physical_id, start, stop) for start, stop in bounds]
-    return found
+        ranges += [KvScanPartition(scan, physical_id, start, stop) for start, stop in bounds]
+    return ranges

@@ -1,7 +1,7 @@
 """The meta keys of a TiDB cluster: counters, databases, tables, the history of DDL jobs.
 
-Numbers are decimal text, structures JSON. Penstock keeps one hash of its own beside TiDB's:
-accounts, and which account a database belongs to.
+Numbers are decimal text, structures are JSON. Penstock adds one hash: accounts, and the account of each
+database.
 """
 
 import json
@@ -24,22 +24,22 @@ ACCOUNTS = b"PenstockAccounts"
 
 
 def database_field(database_id: int) -> bytes:
-    """The name of a database's hash, and its field among the databases."""
+    """Return the name of a database's hash, which is also its field among the databases."""
     return b"DB:%d" % database_id
 
 
 def table_field(table_id: int) -> bytes:
-    """The field of a table in its database's hash."""
+    """Return the field of a table in its database's hash."""
     return b"Table:%d" % table_id
 
 
 def row_id_field(table_id: int) -> bytes:
-    """The field that counts a table's row ids and auto-increment values."""
+    """Return the field that counts a table's row ids and auto-increment values."""
     return b"TID:%d" % table_id
 
 
 def table_key(database_id: int, table_id: int) -> bytes:
-    """The key that holds a table's schema, and no value once the table is gone."""
+    """Return the key of a table's schema. It has no value once the table is gone."""
     return meta_hash_key(database_field(database_id), table_field(table_id))
 
 
@@ -50,41 +50,41 @@ class MetaReader:
         self._view = view
 
     def number(self, name: bytes) -> int:
-        """A counter; 0 when it was never set."""
+        """Return the value of a counter, 0 when it was never set."""
         return _number(self._view.get(meta_string_key(name)))
 
     def schema_version(self) -> int:
-        """How many schema changes there have been."""
+        """Return the schema version: the number of schema changes so far."""
         return self.number(SCHEMA_VERSION)
 
     def databases(self) -> Iterator[DatabaseInfo]:
-        """Every database."""
+        """Yield every database."""
         for _, value in self.fields(DATABASES):
             yield DatabaseInfo.from_json(parse_json(value))
 
     def tables(self, database_id: int) -> Iterator[TableInfo]:
-        """Every table of a database."""
+        """Yield every table of a database."""
         for field, value in self.fields(database_field(database_id)):
             if field.startswith(b"Table:"):
                 yield TableInfo.from_json(parse_json(value))
 
     def table(self, database_id: int, table_id: int) -> TableInfo | None:
-        """One table, None when it is gone."""
+        """Return a table, or None when it is gone."""
         value = self._view.get(table_key(database_id, table_id))
         return None if value is None else TableInfo.from_json(parse_json(value))
 
     def jobs(self) -> Iterator[DdlJob]:
-        """The finished jobs in the order of their ids."""
+        """Yield the finished jobs in the order of their ids."""
         for _, value in self.fields(JOB_HISTORY):
             yield DdlJob.from_json(parse_json(value))
 
     def diff(self, version: int) -> SchemaDiff | None:
-        """What the schema change of that version did."""
+        """Return what the schema change of that version did."""
         value = self._view.get(meta_string_key(b"Diff:%d" % version))
         return None if value is None else SchemaDiff.from_json(parse_json(value))
 
     def fields(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The fields of a hash in byte order."""
+        """Yield the fields of a hash in byte order."""
         prefix = meta_hash_prefix(name)
         scan = self._view.iter if isinstance(self._view, Snapshot) else self._view.scan
         for key, value in scan(prefix, prefix_end(prefix)):
@@ -99,11 +99,11 @@ class MetaWriter(MetaReader):
         self._txn = txn
 
     def next_id(self) -> int:
-        """An id that no database, table, job or account has had before."""
+        """Return an id that no database, table, job or account has had before."""
         return self._increment(meta_string_key(NEXT_GLOBAL_ID), 1)
 
     def next_schema_version(self) -> int:
-        """Count a schema change; two of them cannot commit at once."""
+        """Increment and return the schema version. Two schema changes cannot commit at once."""
         return self._increment(meta_string_key(SCHEMA_VERSION), 1)
 
     def take_row_ids(self, database_id: int, table_id: int, count: int, *, above: int = 0) -> tuple[int, int]:
@@ -129,14 +129,14 @@ class MetaWriter(MetaReader):
         self.put_field(database_field(database_id), table_field(table.id), table.to_json())
 
     def delete_table(self, database_id: int, table: TableInfo, *, keep_counter: bool = False) -> None:
-        """Remove a table, and its counter of row ids unless the table goes on elsewhere."""
+        """Remove a table, and its counter of row ids unless the table continues elsewhere."""
         self.delete_field(database_field(database_id), table_field(table.id))
         if not keep_counter:
             counter = database_field(table.counter_database_id(database_id))
             self.delete_field(counter, row_id_field(table.id))
 
     def put_job(self, job: DdlJob, diff: SchemaDiff) -> None:
-        """Write a finished job and what it did to the schema."""
+        """Write a finished job and its schema diff."""
         self.put_field(JOB_HISTORY, encode_uint(job.id), job.to_json())
         self._txn.put(meta_string_key(b"Diff:%d" % diff.version), _text(diff.to_json()))
 
@@ -158,7 +158,7 @@ def _number(value: bytes | None) -> int:
     try:
         return int(value or b"0")
     except ValueError as error:
-        raise Corrupt("a counter among the meta keys is no number; keep the store for inspection") from error
+        raise Corrupt("a counter of the meta keys is not a number; keep the store for inspection") from error
 
 
 def _text(tree: Any) -> bytes:
@@ -166,8 +166,8 @@ def _text(tree: Any) -> bytes:
 
 
 def parse_json(value: bytes) -> Any:
-    """A structure among the meta keys; Corrupt when it is no JSON."""
+    """Parse a structure of the meta keys; raise Corrupt when it is not JSON."""
     try:
         return json.loads(value)
     except ValueError as error:
-        raise Corrupt("a schema among the meta keys is no JSON; keep the store for inspection") from error
+        raise Corrupt("a schema of the meta keys is not JSON; keep the store for inspection") from error

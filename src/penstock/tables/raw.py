@@ -1,4 +1,4 @@
-"""Raw batches: committed changes as a source hands them over, before any schema is known."""
+"""Raw batches: committed changes as a source passes them on, before any schema is known."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 class Op(IntEnum):
-    """What a change did to its key; the number is the change stream's own."""
+    """What a change did to its key. The numbers are those of TiKV's change streams."""
 
     PUT = 1
     DELETE = 2

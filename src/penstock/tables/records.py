@@ -1,6 +1,6 @@
-"""One row at a time: a mapping of column names to Python values, to and from key and value.
+"""One row at a time: between a mapping of column names to Python values, and its key and value.
 
-What a column reads as in rows that were written before it existed.
+It also has the value of a column in rows that were written before the column existed.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from penstock.tables.values import datum_of_cell, from_datum, storage_kind, to_c
 
 
 def origin_cell(column: ColumnInfo) -> bytes | None:
-    """The cell that stands for a column a row was written without; None is NULL.
+    """Return the cell of a column in rows that were written before it existed; None is NULL.
 
     A NOT NULL column without a default reads as its type's zero.
     """
@@ -35,64 +35,64 @@ Record = dict[int, Datum]
 
 
 def to_record(table: TableInfo, row: Mapping[str, Any], *, start_ts: int) -> Record:
-    """A new row in storage form, missing columns filled with their defaults.
+    """Return a new row in storage form, missing columns filled with their defaults.
 
-    Invalid when a column is unknown, a value does not fit, or one is missing that has no default.
-    `start_ts` is what CURRENT_TIMESTAMP means.
+    Raise Invalid when a column is unknown, a value does not fit, or a column without a default is missing.
+    CURRENT_TIMESTAMP is the time of `start_ts`.
     """
-    given = {table.column(name).id: value for name, value in row.items() if name != ROWID_COLUMN}
+    values = {table.column(name).id: value for name, value in row.items() if name != ROWID_COLUMN}
     record: Record = {}
     for column in table.stored_columns:
-        value = given[column.id] if column.id in given else default_value(column, start_ts)
-        record[column.id] = checked_datum(column, value)
+        value = values[column.id] if column.id in values else default_value(column, start_ts)
+        record[column.id] = check_datum(column, value)
     return record
 
 
-def checked_datum(column: ColumnInfo, value: Any) -> Datum:
-    """A value of a column in storage form; Invalid names the column."""
+def check_datum(column: ColumnInfo, value: Any) -> Datum:
+    """Return a value of a column in storage form; raise Invalid, naming the column, when it does not fit."""
     try:
         datum = to_datum(column.type, value)
     except Invalid as error:
         raise Invalid(f"column {column.name}: {error}") from error
     if datum.kind is DatumKind.NULL and column.type.not_null:
-        raise Invalid(f"column {column.name} is NOT NULL and got no value; give it one")
+        raise Invalid(f"column {column.name} is NOT NULL and has no value; pass one")
     return datum
 
 
 def default_value(column: ColumnInfo, start_ts: int) -> Any:
-    """What a column takes when an insert leaves it out; None is NULL."""
+    """Return the value of a column that an insert omits; None is NULL."""
     default = column.default
     if isinstance(default, str) and default.upper().startswith(_NOW):
         now = _EPOCH + timedelta(milliseconds=physical_ms(start_ts))
         return now.replace(tzinfo=None)
     if column.default_is_expr:
-        raise Invalid(f"the default of column {column.name} is an expression; give the column a value")
+        raise Invalid(f"the default of column {column.name} is an expression; pass a value for the column")
     return default
 
 
 def value_of(table: TableInfo, record: Record) -> bytes:
-    """The stored value of a row: every cell that its key does not hold already."""
+    """Return the stored value of a row: every cell that is not already in its key."""
     cells = {
         column.id: rows.cell_of(record[column.id])
         for column in table.stored_columns
-        if not _left_out(table, column, record[column.id])
+        if not _is_left_out(table, column, record[column.id])
     }
     return rows.encode(cells)
 
 
-def _left_out(table: TableInfo, column: ColumnInfo, datum: Datum) -> bool:
+def _is_left_out(table: TableInfo, column: ColumnInfo, datum: Datum) -> bool:
     if column in table.handle_columns:
         return in_key_only(table, column)
     return datum.kind is DatumKind.NULL and reads_null_when_absent(column)
 
 
 def reads_null_when_absent(column: ColumnInfo) -> bool:
-    """Whether a NULL need not be written: a row without the column reads so."""
+    """Return whether a NULL need not be written, because a row without the column reads as NULL."""
     return column.default is None and column.origin_default is None
 
 
 def in_key_only(table: TableInfo, column: ColumnInfo) -> bool:
-    """Whether the key holds the whole value of a primary key column, so that the row need not."""
+    """Return whether the key has the whole value of a primary key column, so that the row need not."""
     if table.handle_kind is HandleKind.INT:
         return True
     assert table.primary_index is not None
@@ -101,10 +101,10 @@ def in_key_only(table: TableInfo, column: ColumnInfo) -> bool:
 
 
 def key_follows_handle(table: TableInfo) -> bool:
-    """Whether a row keeps its primary key, byte for byte, as long as it keeps its handle.
+    """Return whether equal handles mean equal primary keys, byte for byte.
 
-    Not so where the handle is a row id, and where a clustered key is cut or folded: 'a' and 'a ' have one
-    handle under a collation that pads, as 'a' and 'A' have under one that ignores case.
+    They do not when the handle is a row id, or when a clustered key is cut or folded: 'a' and 'a ' have the
+    same handle under a collation that pads, as do 'a' and 'A' under one that ignores case.
     """
     if table.handle_kind is HandleKind.ROWID:
         return not table.primary_key
@@ -112,25 +112,25 @@ def key_follows_handle(table: TableInfo) -> bool:
 
 
 def handle_of(table: TableInfo, record: Record) -> Handle:
-    """The handle of a row that has a clustered primary key."""
+    """Return the handle of a row that has a clustered primary key."""
     if table.handle_kind is HandleKind.INT:
-        return signed(int(record[table.primary_key[0].id].value or 0))
+        return to_signed(int(record[table.primary_key[0].id].value or 0))
     assert table.primary_index is not None
     return b"".join(key_part(table, part, record) for part in table.primary_index.columns)
 
 
-def signed(number: int) -> int:
-    """An unsigned 64-bit number as the signed one with the same bits."""
+def to_signed(number: int) -> int:
+    """Return the signed 64-bit number with the same bits as an unsigned one."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def key_part(table: TableInfo, part: IndexColumn, record: Record) -> bytes:
-    """A column of a row as keys hold it: cut to the index's length, in the collation's order."""
+    """Return a column of a row as bytes of a key: cut to the index's length, in the collation's order."""
     return datums.encode_key(key_datum(table, part, record))
 
 
 def key_datum(table: TableInfo, part: IndexColumn, record: Record) -> Datum:
-    """A column of a row as keys hold it, before it is encoded."""
+    """Return a column of a row as keys contain it, before it is encoded."""
     column = table.columns[part.offset]
     datum = record.get(column.id, NULL)
     if datum.kind is not DatumKind.BYTES or not isinstance(datum.value, bytes):
@@ -140,22 +140,22 @@ def key_datum(table: TableInfo, part: IndexColumn, record: Record) -> Datum:
 
 
 def read_record(table: TableInfo, key: bytes, value: bytes) -> Record:
-    """A stored row back in storage form; raise Corrupt when it is damaged."""
+    """Decode a stored row; raise Corrupt when it is damaged."""
     _, handle = decode_record_key(key)
     cells = rows.decode(value).cells
-    known = _from_handle(table, handle)
-    return {column.id: _datum(column, cells, known) for column in table.stored_columns}
+    in_key = _from_handle(table, handle)
+    return {column.id: _datum(column, cells, in_key) for column in table.stored_columns}
 
 
-def _datum(column: ColumnInfo, cells: Mapping[int, bytes | None], known: Record) -> Datum:
-    if cells.get(column.id) is None and column.id in known:
-        return known[column.id]
+def _datum(column: ColumnInfo, cells: Mapping[int, bytes | None], in_key: Record) -> Datum:
+    if cells.get(column.id) is None and column.id in in_key:
+        return in_key[column.id]
     cell = cells[column.id] if column.id in cells else origin_cell(column)
     return datum_of_cell(column.type, cell)
 
 
 def row_of(table: TableInfo, record: Record) -> dict[str, Any]:
-    """A row as Python values by column name."""
+    """Return a row as Python values by column name."""
     return {column.name: from_datum(column.type, record[column.id]) for column in table.stored_columns}
 
 
@@ -173,10 +173,10 @@ def _from_handle(table: TableInfo, handle: Handle) -> Record:
 
 
 def readable_handle_columns(table: TableInfo) -> list[ColumnInfo]:
-    """The primary key columns whose value a common handle gives back.
+    """Return the primary key columns whose value can be read back from a common handle.
 
-    A padded collation loses trailing spaces only, which do not count; a prefix index or another
-    collation loses the value.
+    A padded collation loses only trailing spaces, which do not count. A prefix index or another collation
+    loses the value.
     """
     assert table.primary_index is not None
     lengths = [part.length for part in table.primary_index.columns]

@@ -1,4 +1,4 @@
-"""Rows of a table as one view of the store has them: by key, by index, in order."""
+"""Reads of a table's rows in one view of the store: by key, by index, in order."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, encode_handle, index_prefix, prefix_end, record_key, record_range
 from penstock.tables.records import (
     Record,
-    checked_datum,
+    check_datum,
     handle_of,
     key_part,
     read_record,
@@ -30,12 +30,12 @@ class RowReader:
         self.name = f"{place.database.name}.{place.table.name}"
         self._view = view
         if not place.table.is_base_table:
-            raise Invalid(f"{self.name} is a view or a sequence and holds no rows")
+            raise Invalid(f"{self.name} is a view or a sequence and has no rows; read a table")
 
     def handles(self, keys: Sequence[Any]) -> list[Handle | None]:
-        """The handles of rows given by their primary keys; None where an index does not know the key."""
+        """Return the handles of rows by their primary keys; None for a key that the index does not have."""
         if len(self.table.physical_ids) != 1 or self.table.physical_ids[0] != self.table.id:
-            raise Invalid(f"{self.name} is partitioned; it can be scanned only")
+            raise Invalid(f"{self.name} is partitioned; it can only be scanned")
         if self.table.handle_kind is not HandleKind.ROWID:
             return [handle_of(self.table, self._key_record(key)) for key in keys]
         return self._row_ids_of(keys)
@@ -44,22 +44,22 @@ class RowReader:
         primary = self.table.primary_index
         by_id = [key.get(ROWID_COLUMN) if isinstance(key, Mapping) else None for key in keys]
         if primary is None:
-            given = [key if known is None else known for key, known in zip(keys, by_id, strict=True)]
-            if not all(isinstance(key, int) for key in given):
+            handles = [key if handle is None else handle for key, handle in zip(keys, by_id, strict=True)]
+            if not all(isinstance(key, int) for key in handles):
                 raise Invalid(f"{self.name} has no primary key; name its rows by {ROWID_COLUMN}, an int")
-            return given
+            return handles
         entries = [
-            None if known is not None else indexes.entry(self.table, primary, self._key_record(key), 0).key
-            for key, known in zip(keys, by_id, strict=True)
+            None if handle is not None else indexes.entry(self.table, primary, self._key_record(key), 0).key
+            for key, handle in zip(keys, by_id, strict=True)
         ]
-        found = self._view.batch_get([entry for entry in entries if entry is not None])
+        values = self._view.batch_get([entry for entry in entries if entry is not None])
         return [
-            known
+            handle
             if entry is None
-            else indexes.handle_in(primary, entry, found[entry])
-            if entry in found
+            else indexes.handle_in(primary, entry, values[entry])
+            if entry in values
             else None
-            for entry, known in zip(entries, by_id, strict=True)
+            for entry, handle in zip(entries, by_id, strict=True)
         ]
 
     def _key_record(self, key: Any) -> Record:
@@ -67,40 +67,42 @@ class RowReader:
         values = self._key_values(key)
         if len(values) != len(columns):
             names = ", ".join(column.name for column in columns)
-            raise Invalid(f"the primary key of {self.name} is ({names}); {len(values)} values were given")
-        return {
-            column.id: checked_datum(column, value) for column, value in zip(columns, values, strict=True)
-        }
+            raise Invalid(
+                f"the primary key of {self.name} is ({names}); pass as many values, not {len(values)}"
+            )
+        return {column.id: check_datum(column, value) for column, value in zip(columns, values, strict=True)}
 
     def _key_values(self, key: Any) -> Sequence[Any]:
         if isinstance(key, Mapping):
             folded = {name.lower(): value for name, value in key.items()}
             missing = [column.name for column in self.table.primary_key if column.name.lower() not in folded]
             if missing:
-                raise Invalid(f"a row of {self.name} is given without {missing[0]}, part of its primary key")
+                raise Invalid(f"a row of {self.name} has no {missing[0]}, part of its primary key; add it")
             return [folded[column.name.lower()] for column in self.table.primary_key]
         return key if isinstance(key, tuple | list) else (key,)
 
     def read(self, handles: Sequence[Handle | None]) -> dict[int, Record]:
-        """The rows of these handles that exist, by their place in the list."""
-        wanted = {
+        """Return the rows of these handles that exist, by their place in the list."""
+        keys = {
             place: record_key(self.table.id, handle)
             for place, handle in enumerate(handles)
             if handle is not None
         }
-        found = self._view.batch_get(sorted(set(wanted.values())))
+        values = self._view.batch_get(sorted(set(keys.values())))
         return {
-            place: read_record(self.table, key, found[key]) for place, key in wanted.items() if key in found
+            place: read_record(self.table, key, values[key]) for place, key in keys.items() if key in values
         }
 
     def find(self, index: IndexInfo, values: Sequence[Any]) -> Iterator[Record]:
-        """The rows whose first indexed columns have these values, in the order of the index."""
+        """Yield the rows whose first indexed columns have these values, in the order of the index."""
         if not values or len(values) > len(index.columns):
             raise Invalid(
                 f"index {index.name} has {len(index.columns)} columns; give values for the first ones"
             )
         columns = [self.table.columns[part.offset] for part in index.columns[: len(values)]]
-        sought = {column.id: _sought(column, value) for column, value in zip(columns, values, strict=True)}
+        sought = {
+            column.id: _sought_datum(column, value) for column, value in zip(columns, values, strict=True)
+        }
         parts = b"".join(key_part(self.table, part, sought) for part in index.columns[: len(values)])
         if index not in written_indexes(self.table):
             prefix = record_range(self.table.id)[0] + parts
@@ -108,8 +110,8 @@ class RowReader:
         else:
             prefix = index_prefix(self.table.id, index.id) + parts
             handles = [indexes.handle_in(index, key, value) for key, value in self._scan(prefix)]
-            found = self.read(handles)
-            records = [found[place] for place in sorted(found)]
+            by_place = self.read(handles)
+            records = [by_place[place] for place in sorted(by_place)]
         return (record for record in records if _matches(columns, sought, record))
 
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -121,23 +123,23 @@ class RowReader:
         return self._view.scan(lower, upper, limit=limit)
 
     def records(self, start: Any, end: Any, limit: int | None) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the rows between two primary keys (or row ids), in order."""
+        """Yield keys and values of the rows between two primary keys (or row ids), in order."""
         left = limit
         for table_id in self.table.physical_ids:
             lower, upper = record_range(table_id)
-            lower = lower if start is None else lower + self._bound(start)
-            upper = upper if end is None else record_range(table_id)[0] + self._bound(end)
+            lower = lower if start is None else lower + self._bound_key(start)
+            upper = upper if end is None else record_range(table_id)[0] + self._bound_key(end)
             for pair in self._range(lower, upper, left) if lower < upper else ():
                 yield pair
                 left = None if left is None else left - 1
             if left == 0:
                 return
 
-    def _bound(self, key: Any) -> bytes:
+    def _bound_key(self, key: Any) -> bytes:
         if self.table.handle_kind is HandleKind.COMMON and self.table.primary_index is not None:
             values = self._key_values(key)
             pairs = list(zip(self.table.primary_index.columns, self.table.primary_key, values, strict=False))
-            record = {column.id: checked_datum(column, value) for _, column, value in pairs}
+            record = {column.id: check_datum(column, value) for _, column, value in pairs}
             return b"".join(key_part(self.table, part, record) for part, _, _ in pairs)
         if self.table.handle_kind is HandleKind.INT:
             return encode_handle(handle_of(self.table, self._key_record(key)))
@@ -146,15 +148,15 @@ class RowReader:
         return encode_handle(key)
 
 
-def _sought(column: ColumnInfo, value: Any) -> Datum:
-    return Datum(DatumKind.NULL) if value is None else checked_datum(column, value)
+def _sought_datum(column: ColumnInfo, value: Any) -> Datum:
+    return Datum(DatumKind.NULL) if value is None else check_datum(column, value)
 
 
 def _matches(columns: Iterable[ColumnInfo], sought: Record, record: Record) -> bool:
-    return all(_folded(column, sought[column.id]) == _folded(column, record[column.id]) for column in columns)
+    return all(_fold(column, sought[column.id]) == _fold(column, record[column.id]) for column in columns)
 
 
-def _folded(column: ColumnInfo, datum: Datum) -> Datum:
+def _fold(column: ColumnInfo, datum: Datum) -> Datum:
     if datum.kind is DatumKind.BYTES and isinstance(datum.value, bytes):
         return Datum(DatumKind.BYTES, collations.sort_key(column.type, datum.value))
     return datum

@@ -1,4 +1,4 @@
-"""Changes of a table's rows in a transaction, with its indexes kept."""
+"""Changes of a table's rows and index entries in a transaction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.tables.columns import SchemaState
 from penstock.tables.encoding import encode_batch
 from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import Handle, record_key
-from penstock.tables.records import Record, checked_datum, handle_of, to_record, value_of
+from penstock.tables.records import Record, check_datum, handle_of, to_record, value_of
 from penstock.tables.row_reader import RowReader
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
 from penstock.tables.schema_snapshot import TablePlace
@@ -25,8 +25,8 @@ Row = Mapping[str, Any]
 def check_writable(name: str, table: TableInfo) -> None:
     """Refuse tables whose rows Penstock would write incompletely.
 
-    Invalid for what it never writes; Unavailable while TiDB changes the schema online, when rows
-    need more than the public columns and indexes.
+    Raise Invalid for a table that it never writes. Raise Unavailable while TiDB changes the schema online,
+    because then rows need more than the public columns and indexes.
     """
     if table.physical_ids != (table.id,):
         raise Invalid(f"{name} is partitioned; Penstock does not write it")
@@ -43,7 +43,7 @@ def check_writable(name: str, table: TableInfo) -> None:
 
 
 class RowWriter(RowReader):
-    """Writes rows in a transaction. Nothing is checked against the store here but what a method says."""
+    """Writes rows in a transaction. A method checks only what it says against the store."""
 
     def __init__(self, place: TablePlace, txn: Transaction, row_ids: AutoIds) -> None:
         super().__init__(place, txn)
@@ -54,10 +54,10 @@ class RowWriter(RowReader):
         check_writable(self.name, place.table)
 
     def insert(self, rows: Sequence[Row] | pa.Table | pa.RecordBatch) -> list[Any]:
-        """Add rows; their keys must be new, which the commit checks. Return their primary keys."""
+        """Add rows and return their primary keys. The commit checks that the keys are new."""
         if isinstance(rows, pa.Table | pa.RecordBatch):
             return self._insert_bulk(rows)
-        return self._insert_records([self._record(row) for row in self._numbered(rows)])
+        return self._insert_records([self._record(row) for row in self._fill_numbers(rows)])
 
     def _insert_bulk(self, rows: pa.Table | pa.RecordBatch) -> list[Any]:
         if self._indexes or self.table.auto_increment or self.table.handle_kind is not HandleKind.INT:
@@ -79,8 +79,8 @@ class RowWriter(RowReader):
         return [self._primary_key(record, handle) for record, handle in zip(records, handles, strict=True)]
 
     def upsert(self, rows: Sequence[Row]) -> list[Any]:
-        """Add rows, replacing those with the same primary key; return the primary keys."""
-        records = [self._record(row) for row in self._numbered(rows)]
+        """Add rows or replace those with the same primary key; return the primary keys."""
+        records = [self._record(row) for row in self._fill_numbers(rows)]
         if self.table.handle_kind is HandleKind.ROWID and self.table.primary_index is None:
             return self._insert_records(records)
         keys = [self._primary_key(record, 0) for record in records]
@@ -99,7 +99,7 @@ class RowWriter(RowReader):
         return keys
 
     def update(self, rows: Sequence[Row]) -> int:
-        """Change columns of rows, each given by its primary key; return how many were found."""
+        """Change columns of rows, which have their primary keys; return how many rows exist."""
         handles = self.handles(rows)
         existing = self.read(handles)
         latest: dict[Handle, Record] = {}
@@ -117,13 +117,13 @@ class RowWriter(RowReader):
         columns = [self.table.column(name) for name in row if name != ROWID_COLUMN]
         values = [value for name, value in row.items() if name != ROWID_COLUMN]
         return {
-            column.id: checked_datum(column, value)
+            column.id: check_datum(column, value)
             for column, value in zip(columns, values, strict=True)
             if column not in self.table.handle_columns
         }
 
     def _replace(self, changes: Sequence[tuple[Handle, Record, Record]]) -> None:
-        """Write changed rows: first give up old index entries, so that rows may swap unique values."""
+        """Write changed rows. Remove old index entries first, so that rows may swap unique values."""
         entries = [
             (indexes.entry(self.table, index, old, handle), indexes.entry(self.table, index, new, handle))
             for handle, old, new in changes
@@ -141,7 +141,7 @@ class RowWriter(RowReader):
             self._txn.put(record_key(self.table.id, handle), value_of(self.table, new))
 
     def delete(self, keys: Sequence[Any]) -> int:
-        """Remove rows with their index entries; return how many were found."""
+        """Remove rows with their index entries; return how many rows existed."""
         handles = self.handles(keys)
         existing = self.read(handles)
         gone: set[Handle] = set()
@@ -161,18 +161,18 @@ class RowWriter(RowReader):
     def _record(self, row: Row) -> Record:
         return to_record(self.table, row, start_ts=self._txn.start_ts)
 
-    def _numbered(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """The rows with their auto-increment column filled in."""
+    def _fill_numbers(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows with their auto-increment column filled in."""
         column = self.table.auto_increment
         if column is None:
             return rows
         folded = [{name.lower(): value for name, value in row.items()} for row in rows]
-        given = [row.get(column.name.lower()) for row in folded]
-        self._row_ids.pass_over(*self._counter, max((int(number) for number in given if number), default=0))
-        numbers = iter(self._row_ids.take(*self._counter, sum(not number for number in given)))
+        chosen = [row.get(column.name.lower()) for row in folded]
+        self._row_ids.pass_over(*self._counter, max((int(number) for number in chosen if number), default=0))
+        numbers = iter(self._row_ids.take(*self._counter, sum(not number for number in chosen)))
         return [
             row if number else {**row, column.name.lower(): next(numbers)}
-            for row, number in zip(folded, given, strict=True)
+            for row, number in zip(folded, chosen, strict=True)
         ]
 
     def _new_handles(self, records: Sequence[Record]) -> list[Handle]:

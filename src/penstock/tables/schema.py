@@ -1,7 +1,7 @@
 """Databases, tables, columns and indexes as TiDB describes them in JSON.
 
-Values are frozen; members that Penstock has no use for are kept in `extra` and written back, so
-that rewriting a schema loses nothing.
+Values are frozen. Members that Penstock does not use are kept in `extra` and written back, so that rewriting
+a schema loses nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ TABLE_VERSION = 5
 
 
 class HandleKind(IntEnum):
-    """What identifies a row in its key."""
+    """The kind of a row's handle, which identifies it in its key."""
 
     INT = 0  # the integer primary key
     COMMON = 1  # the encoded primary key columns
@@ -38,7 +38,7 @@ class HandleKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexColumn:
-    """A column of an index; `length` limits a string to its first characters, -1 does not."""
+    """A column of an index. `length` limits a string to its first characters; -1 means no limit."""
 
     name: str
     offset: int
@@ -100,7 +100,7 @@ class IndexInfo:
 
     @property
     def written(self) -> bool:
-        """Whether rows keep entries of it in the key-value store."""
+        """Whether the key-value store has entries of the index."""
         columnar = any(self.extra.get(kind) for kind in ("vector_index", "inverted_index", "full_text_index"))
         return self.state is not SchemaState.NONE and not columnar
 
@@ -133,7 +133,7 @@ class TableInfo:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read TiDB's JSON; raise Corrupt when it is no table."""
+        """Read TiDB's JSON; raise Corrupt when it is not a table."""
         try:
             return cls(
                 id=tree["id"],
@@ -187,12 +187,12 @@ class TableInfo:
 
     @property
     def is_base_table(self) -> bool:
-        """Whether it holds rows: neither a view nor a sequence."""
+        """Whether it has rows, unlike a view or a sequence."""
         return not self.extra.get("view") and not self.extra.get("sequence")
 
     @cached_property
     def stored_columns(self) -> tuple[ColumnInfo, ...]:
-        """The columns a reader sees: public, not hidden, not computed when read."""
+        """The columns that a reader sees: public, not hidden, not computed on read."""
         return tuple(
             column
             for column in self.columns
@@ -201,7 +201,7 @@ class TableInfo:
 
     @cached_property
     def primary_index(self) -> IndexInfo | None:
-        """The index of the primary key, where it has one of its own."""
+        """The index of the primary key, if there is one."""
         return next((index for index in self.indexes if index.primary), None)
 
     @cached_property
@@ -227,12 +227,12 @@ class TableInfo:
         return tuple(part["id"] for part in partition.get("definitions") or ())
 
     def counter_database_id(self, database_id: int) -> int:
-        """Where the counter of row ids is kept: in the database that the table was created in."""
+        """Return the database that has the counter of row ids: the one in which the table was created."""
         return int(self.extra.get("old_schema_id") or database_id)
 
     @cached_property
     def auto_increment(self) -> ColumnInfo | None:
-        """The column that the table numbers."""
+        """The auto-increment column, if there is one."""
         return next((column for column in self.columns if column.auto_increment), None)
 
     @cached_property
@@ -240,7 +240,7 @@ class TableInfo:
         return {column.name.lower(): column for column in self.stored_columns}
 
     def column(self, name: str) -> ColumnInfo:
-        """The column of that name, whatever its case; Invalid when there is none."""
+        """Return the column of that name in any case; raise Invalid when there is none."""
         try:
             return self._by_name[name.lower()]
         except KeyError:
@@ -248,7 +248,7 @@ class TableInfo:
             raise Invalid(f"table {self.name} has no column {name!r}; it has {names}") from None
 
     def index(self, name: str) -> IndexInfo:
-        """The index of that name, whatever its case; Invalid when there is none."""
+        """Return the index of that name in any case; raise Invalid when there is none."""
         for index in self.indexes:
             if index.name.lower() == name.lower():
                 return index
@@ -256,7 +256,7 @@ class TableInfo:
         raise Invalid(f"table {self.name} has no index {name!r}; it has {names}")
 
     def with_columns(self, columns: Sequence[ColumnInfo]) -> Self:
-        """The same table with other columns, their offsets put in order and indexes pointed anew."""
+        """Return the same table with other columns; update their offsets, also in the indexes."""
         placed = tuple(replace(column, offset=at) for at, column in enumerate(columns))
         offsets = {column.name.lower(): column.offset for column in placed}
         indexes = tuple(
@@ -292,7 +292,7 @@ class DatabaseInfo:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read TiDB's JSON; raise Corrupt when it is no database."""
+        """Read TiDB's JSON; raise Corrupt when it is not a database."""
         try:
             return cls(
                 id=tree["id"],

@@ -1,4 +1,4 @@
-"""Every schema as of one moment, found by name."""
+"""All schemas at one moment, to be found by name."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class SchemaSnapshot:
 
     @classmethod
     def load(cls, meta: MetaReader) -> Self:
-        """Read everything; Corrupt when a schema is damaged."""
+        """Read all databases and tables; raise Corrupt when a schema is damaged."""
         databases = {database.name.lower(): database for database in meta.databases()}
         tables = {
             database.id: {table.name.lower(): table for table in meta.tables(database.id)}
@@ -35,25 +35,25 @@ class SchemaSnapshot:
         return cls(meta.schema_version(), databases, tables)
 
     def database(self, name: str) -> DatabaseInfo:
-        """The database of that name; Invalid when there is none."""
+        """Return the database of that name; raise Invalid when there is none."""
         try:
             return self.databases[name.lower()]
         except KeyError:
             raise Invalid(f"there is no database {name!r}; {choices(self.databases)}") from None
 
     def place(self, name: str) -> TablePlace:
-        """The table of that name, written `database.table`; Invalid when there is none."""
+        """Return the table of that name, written `database.table`; raise Invalid when there is none."""
         database_name, table_name = split_name(name)
         database = self.database(database_name)
-        found = self.tables[database.id].get(table_name.lower())
-        if found is None:
+        table = self.tables[database.id].get(table_name.lower())
+        if table is None:
             others = choices(table.name for table in self.tables[database.id].values())
             raise Invalid(f"there is no table {name!r}; {others}")
-        return TablePlace(database, found)
+        return TablePlace(database, table)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Database and table of `database.table`; Invalid when it is not written so."""
+    """Return the two names of `database.table`; raise Invalid for another form."""
     database, dot, table = name.partition(".")
     if not dot or not database or not table:
         raise Invalid(f"{name!r} must be written database.table, such as shop.orders")
@@ -61,7 +61,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def choices(names: Iterable[str]) -> str:
-    """What there is instead of a name that there is not."""
+    """Return the existing names, for the message about one that does not exist."""
     known = sorted(names)
     return (
         f"there are {', '.join(known[:10])}{' …' if len(known) > 10 else ''}"

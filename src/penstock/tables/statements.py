@@ -1,4 +1,4 @@
-"""Schema changes as the SQL statements that would make them."""
+"""Schema changes as SQL statements."""
 
 from penstock.tables.columns import INTEGER_BITS, ColumnInfo, FieldType, Tp
 from penstock.tables.schema import HandleKind, IndexInfo, TableInfo
@@ -26,12 +26,12 @@ _PLAIN = {
 
 
 def quote(name: str) -> str:
-    """A name as SQL writes it."""
+    """Return a name as SQL writes it."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def type_text(kind: FieldType) -> str:
-    """A column type as SQL writes it."""
+    """Return a column type as SQL writes it."""
     if kind.tp in INTEGER_BITS:
         return _INTEGERS[kind.tp] + (" unsigned" if kind.unsigned else "")
     if kind.tp in _TEXTS:
@@ -50,7 +50,7 @@ def type_text(kind: FieldType) -> str:
 
 
 def column_text(column: ColumnInfo) -> str:
-    """A column's definition without its name; `parse_definition` reads it back."""
+    """Return a column's definition without its name; `parse_definition` reads it back."""
     kind = column.type
     words = [type_text(kind)]
     if kind.is_string and not kind.is_binary and kind.collate != "utf8mb4_bin":
@@ -78,7 +78,7 @@ def _literal(text: str) -> str:
 
 
 def create_table(table: TableInfo) -> str:
-    """The statement that creates a table."""
+    """Return the statement that creates a table."""
     lines = [f"{quote(column.name)} {column_text(column)}" for column in table.columns]
     if table.primary_key:
         clustered = "NONCLUSTERED" if table.handle_kind is HandleKind.ROWID else "CLUSTERED"
@@ -105,5 +105,5 @@ def _parts(index: IndexInfo) -> str:
 
 
 def alter_column(verb: str, table: TableInfo, column: ColumnInfo, place: str = "") -> str:
-    """The statement that adds or modifies a column."""
+    """Return the statement that adds or modifies a column."""
     return f"ALTER TABLE {quote(table.name)} {verb} COLUMN {quote(column.name)} {column_text(column)}{place}"

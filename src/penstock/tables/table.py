@@ -1,7 +1,4 @@
-"""The rows of one table: insert, update, delete, get, scan, find.
-
-Which row an insert met.
-"""
+"""The rows of one table: insert, update, delete, get, scan, find."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +23,7 @@ from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace
 
 
 class DuplicateRow(KeyExists):
-    """A row with the same primary key, or the same values in a unique index, is there already."""
+    """A row with the same primary key, or the same values in a unique index, already exists."""
 
     def __init__(self, name: str, table: TableInfo, key: bytes) -> None:
         super().__init__(key)
@@ -39,10 +36,10 @@ def _what(table: TableInfo, key: bytes) -> str:
     if is_record_key(key):
         return "primary key"
     _, index_id = decode_index_prefix(key)
-    found = next((index for index in table.indexes if index.id == index_id), None)
-    if found is None:
+    index = next((index for index in table.indexes if index.id == index_id), None)
+    if index is None:
         return "unique values"
-    return "primary key" if found.primary else f"values in unique index {found.name}"
+    return "primary key" if index.primary else f"values in unique index {index.name}"
 
 
 T = TypeVar("T")
@@ -54,7 +51,7 @@ BATCH_ROWS = 8_192
 
 @dataclass(frozen=True, slots=True)
 class TableServices:
-    """What tables of one catalog share."""
+    """The parts that the tables of one catalog share."""
 
     client: Client
     schema: Callable[[int | None], SchemaSnapshot]
@@ -64,11 +61,11 @@ class TableServices:
 
 
 class Table:
-    """Rows of a table, by name: a schema change in between is seen by the next call.
+    """The rows of a table, found by its name at each call: the next call sees a schema change.
 
-    Every method takes a transaction as `txn`, whose writes then become visible when it commits.
-    Without one it makes its own and runs it again on conflicts: writes are atomic per call; reads
-    see one moment, `at_ts` or now. Rows are dicts, or for bulk work Arrow tables.
+    Every method takes a transaction as `txn`; its writes become visible when it commits. Without one a method
+    runs its own transaction, again on conflicts: the writes of a call are atomic, and reads see one moment,
+    `at_ts` or now. Rows are dicts, or Arrow tables for bulk work.
     """
 
     def __init__(self, name: str, services: TableServices) -> None:
@@ -77,37 +74,36 @@ class Table:
 
     @property
     def info(self) -> TableInfo:
-        """The schema of now."""
+        """The current schema."""
         return self._place(None).table
 
     def insert(self, rows: RowsIn, *, txn: Transaction | None = None) -> list[Any]:
-        """Add rows; return their primary keys (row ids, where the table has none).
+        """Add rows; return their primary keys, or their row ids when the table has no primary key.
 
-        DuplicateRow when a key is taken: at once or, in a transaction of the caller's, as KeyExists
-        at its commit.
+        Raise DuplicateRow when a key is taken. In a transaction of the caller, its commit raises KeyExists.
         """
-        given = rows if isinstance(rows, pa.Table | pa.RecordBatch) else list(rows)
-        return self._write(txn, lambda store: store.insert(given))
+        new = rows if isinstance(rows, pa.Table | pa.RecordBatch) else list(rows)
+        return self._write(txn, lambda store: store.insert(new))
 
     def upsert(self, rows: RowsIn, *, txn: Transaction | None = None) -> list[Any]:
-        """Add rows, replacing those that have the same primary key; return the primary keys."""
-        given = rows.to_pylist() if isinstance(rows, pa.Table | pa.RecordBatch) else list(rows)
-        return self._write(txn, lambda store: store.upsert(given))
+        """Add rows or replace those with the same primary key; return the primary keys."""
+        new = rows.to_pylist() if isinstance(rows, pa.Table | pa.RecordBatch) else list(rows)
+        return self._write(txn, lambda store: store.upsert(new))
 
     def update(self, rows: Iterable[Row], *, txn: Transaction | None = None) -> int:
-        """Change rows, each given by its primary key and the changes; return how many were found."""
-        given = list(rows)
-        return self._write(txn, lambda store: store.update(given))
+        """Change rows, given as their primary keys with the changed columns; return how many rows exist."""
+        changes = list(rows)
+        return self._write(txn, lambda store: store.update(changes))
 
     def delete(self, keys: Iterable[Any], *, txn: Transaction | None = None) -> int:
-        """Remove the rows of these primary keys; return how many were found."""
-        given = list(keys)
-        return self._write(txn, lambda store: store.delete(given))
+        """Remove the rows of these primary keys; return how many rows existed."""
+        listed = list(keys)
+        return self._write(txn, lambda store: store.delete(listed))
 
     def get(
         self, key: Any, *, txn: Transaction | None = None, at_ts: int | None = None
     ) -> dict[str, Any] | None:
-        """The row of a primary key (a tuple when it has several columns), None when there is none."""
+        """Return the row of a primary key (a tuple if it has several columns), or None."""
         store = self._reader(txn, at_ts)
         record = store.read(store.handles([key])).get(0)
         return None if record is None else row_of(store.table, record)
@@ -115,7 +111,7 @@ class Table:
     def find(
         self, index: str, *values: Any, txn: Transaction | None = None, at_ts: int | None = None
     ) -> list[dict[str, Any]]:
-        """The rows whose first indexed columns have these values, in the order of the index."""
+        """Return the rows whose first indexed columns have these values, in the order of the index."""
         store = self._reader(txn, at_ts)
         return [row_of(store.table, record) for record in store.find(store.table.index(index), values)]
 
@@ -131,20 +127,19 @@ class Table:
         txn: Transaction | None = None,
         at_ts: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows in the order of their keys, as Arrow batches.
+        """Return the rows in key order, as Arrow batches.
 
-        `start` (inclusive) and `end` (exclusive) bound the primary key of a clustered table, or the
-        row id; a tuple may give only its first columns. `row_ids` adds the implicit row id as a
-        column of its own.
+        `start` (inclusive) and `end` (exclusive) bound the primary key of a clustered table, or the row id; a
+        tuple may have only the first columns. `row_ids` adds the implicit row id as a column.
         """
         store = self._reader(txn, at_ts)
         if row_ids and store.table.handle_kind is not HandleKind.ROWID:
             raise Invalid(f"rows of {self.name} have no implicit ids; their primary key identifies them")
-        wanted = None if columns is None else [store.table.column(name).name for name in columns]
-        return _batches(store, (start, end), limit, batch_rows, wanted, row_ids=row_ids)
+        names = None if columns is None else [store.table.column(name).name for name in columns]
+        return _batches(store, (start, end), limit, batch_rows, names, row_ids=row_ids)
 
     def to_arrow(self, **options: Any) -> pa.Table:
-        """Everything that `scan` with these options yields, as one Arrow table."""
+        """Return everything that `scan` with these options yields, as one Arrow table."""
         batches = list(self.scan(**options))
         return pa.Table.from_batches(batches)
 
@@ -185,7 +180,7 @@ def _batches(
     *,
     row_ids: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows in batches; always at least one, so that an empty result has a schema too."""
+    """Yield rows in batches, at least one batch, so that an empty result has a schema too."""
     pairs = reader.records(*bounds, limit)
     page = list(islice(pairs, batch_rows))
     while True:

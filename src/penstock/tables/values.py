@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.codec import decimals, json_binary, times
-from penstock.tables.codec.datums import NULL, Datum, DatumKind, decimal_datum, vector_end
+from penstock.tables.codec.datums import NULL, Datum, DatumKind, decimal_datum, find_vector_end
 from penstock.tables.codec.ordered import decode_float
 from penstock.tables.codec.rows import cell_int, cell_of, cell_uint
 from penstock.tables.columns import BLOBS, INTEGER_BITS, PACKED_TIMES, STRINGS, FieldType, Tp
@@ -33,36 +33,36 @@ VECTOR_DIMENSION_MAX = 16383
 
 
 def to_datum(kind: FieldType, value: Any) -> Datum:
-    """The storage form of a Python value; Invalid when the column cannot hold it."""
+    """Return the storage form of a Python value; raise Invalid when the column cannot hold it."""
     if value is None:
         return NULL
     return _TO_DATUM[kind.tp](kind, value)
 
 
 def to_cell(kind: FieldType, value: Any) -> bytes | None:
-    """The cell of a Python value in a row; Invalid when the column cannot hold it."""
+    """Return the cell of a Python value in a row; raise Invalid when the column cannot hold it."""
     return cell_of(to_datum(kind, value))
 
 
 def from_cell(kind: FieldType, cell: bytes | None) -> Any:
-    """The Python value of a cell; Corrupt when it is damaged."""
+    """Return the Python value of a cell; raise Corrupt when it is damaged."""
     return None if cell is None else _FROM_CELL[kind.tp](kind, cell)
 
 
 def from_datum(kind: FieldType, datum: Datum) -> Any:
-    """The Python value of a datum, such as a primary key column read from a key."""
+    """Return the Python value of a datum, such as a primary key column read from a key."""
     return from_cell(kind, cell_of(datum))
 
 
 def storage_kind(kind: FieldType) -> DatumKind:
-    """What the storage form of a column's values is."""
+    """Return the kind of a column's values in storage."""
     if kind.tp in INTEGER_BITS:
         return DatumKind.UINT if kind.unsigned else DatumKind.INT
     return _STORAGE[kind.tp]
 
 
 def datum_of_cell(kind: FieldType, cell: bytes | None) -> Datum:
-    """The storage form of a cell; Corrupt when it is damaged."""
+    """Return the storage form of a cell; raise Corrupt when it is damaged."""
     if cell is None:
         return NULL
     storage = storage_kind(kind)
@@ -74,7 +74,7 @@ def datum_of_cell(kind: FieldType, cell: bytes | None) -> Datum:
 
 
 def zero_value(kind: FieldType) -> Any:
-    """What MySQL fills a NOT NULL column with that has no default."""
+    """Return MySQL's value for a NOT NULL column without a default."""
     if kind.tp is Tp.ENUM:
         return kind.elems[0]
     if kind.is_string:
@@ -158,7 +158,7 @@ def _packed_time(kind: FieldType, value: Any) -> Datum:
 
 
 def parse_time(kind: FieldType, text: str) -> int:
-    """Pack a date or time that is given as MySQL writes it; zero dates are allowed."""
+    """Pack a date or time from MySQL's text form; zero dates are allowed."""
     day, _, clock = text.strip().replace("T", " ").partition(" ")
     try:
         year, month, of_month = map(int, day.split("-"))
@@ -195,7 +195,7 @@ def _enum(kind: FieldType, value: Any) -> Datum:
         return Datum(DatumKind.UINT, value)
     if isinstance(value, str) and value in kind.elems:
         return Datum(DatumKind.UINT, kind.elems.index(value) + 1)
-    raise Invalid(f"an ENUM column takes one of {', '.join(kind.elems)}; a value is none of them")
+    raise Invalid(f"a value is not an element of the ENUM column; use one of {', '.join(kind.elems)}")
 
 
 def _set(kind: FieldType, value: Any) -> Datum:
@@ -208,7 +208,7 @@ def _set(kind: FieldType, value: Any) -> Datum:
     bits = 0
     for element in chosen:
         if element and element not in kind.elems:
-            raise Invalid(f"a SET column takes any of {', '.join(kind.elems)}; an element is none of them")
+            raise Invalid(f"a value is not an element of the SET column; use any of {', '.join(kind.elems)}")
         bits |= 1 << kind.elems.index(element) if element else 0
     return Datum(DatumKind.UINT, bits)
 
@@ -227,8 +227,8 @@ def _vector(kind: FieldType, value: Any) -> Datum:
     if not all(map(math.isfinite, floats)):
         raise Invalid("a VECTOR column takes finite numbers only")
     if len(floats) > VECTOR_DIMENSION_MAX or 0 < kind.flen != len(floats):
-        wanted = kind.flen if kind.flen > 0 else f"at most {VECTOR_DIMENSION_MAX}"
-        raise Invalid(f"a vector has {len(floats)} dimensions, its column wants {wanted}")
+        expected = kind.flen if kind.flen > 0 else f"at most {VECTOR_DIMENSION_MAX}"
+        raise Invalid(f"a vector has {len(floats)} dimensions; its column takes {expected}")
     return Datum(DatumKind.VECTOR, packed)
 
 
@@ -251,11 +251,11 @@ def _whole(kind: FieldType, value: Any) -> int:
 
 def _check_range(kind: FieldType, number: int, low: int, high: int) -> None:
     if not low <= number <= high:
-        raise Invalid(f"a {kind.tp.name} column holds {low} to {high}; a value is outside")
+        raise Invalid(f"a value is outside of the {kind.tp.name} column's range; pass {low} to {high}")
 
 
-def _mismatch(kind: FieldType, value: Any, wanted: str) -> Invalid:
-    return Invalid(f"a {kind.tp.name} column takes {wanted}, not a {type(value).__name__} of that form")
+def _mismatch(kind: FieldType, value: Any, expected: str) -> Invalid:
+    return Invalid(f"a {kind.tp.name} column takes {expected}, not a {type(value).__name__} of that form")
 
 
 def _from_int(kind: FieldType, cell: bytes) -> int:
@@ -287,12 +287,12 @@ def _from_set(kind: FieldType, cell: bytes) -> str:
 
 
 def _from_vector(_: FieldType, cell: bytes) -> list[float]:
-    end = vector_end(cell, 0)
+    end = find_vector_end(cell, 0)
     return list(struct.unpack(f"<{(end - 4) // 4}f", cell[4:end]))
 
 
 def _no_value(kind: FieldType, _: bytes) -> Any:
-    raise Corrupt(f"a column of type {kind.tp.name} holds a value, which cannot be; keep the row")
+    raise Corrupt(f"a column of type {kind.tp.name} cannot have a value; keep the row for inspection")
 
 
 _TO_DATUM: dict[Tp, Callable[[FieldType, Any], Datum]] = {

@@ -353,12 +353,12 @@ def test_mistakes_are_answered_with_what_to_do(db: Catalog) -> None:
     db.create_table("shop.orders", ORDERS)
     orders = db.table("shop.orders")
     mistakes = {
-        "exists already": lambda: db.create_table("shop.orders", ORDERS),
+        "already exists": lambda: db.create_table("shop.orders", ORDERS),
         "no database 'nope'": lambda: db.create_table("nope.orders", ORDERS),
         "must be written database.table": lambda: db.table("orders"),
         "has no column 'nope'": lambda: orders.insert([{"id": 1, "nope": 2}]),
         "NOT NULL": lambda: orders.insert([{"id": 1}]),
-        "without id": lambda: orders.update([{"customer": "x"}]),
+        "has no id, part of its primary key": lambda: orders.update([{"customer": "x"}]),
         "does not fit": lambda: orders.insert([{"id": 1, "customer": "x" * 65}]),
         "takes an int": lambda: orders.get("x"),
         "has no index": lambda: orders.find("nope", 1),

@@ -1,18 +1,19 @@
-"""Which bytes of a string go into keys, and when the row must keep what the key loses.
+"""The bytes of a string in keys, and whether the row must keep what the key loses.
 
-Penstock writes keys for collations whose order is the order of bytes. Others (`*_ci`) can be read:
-a row always holds the string itself; but writing their keys would need their weight tables.
+Penstock writes keys for collations whose order is the order of bytes. It can read other collations (`*_ci`),
+because a row always has the string itself; writing their keys would need their weight tables.
 """
 
 from penstock.errors import Invalid
 from penstock.tables.columns import FieldType, Tp
 
-_PADDED = frozenset({"ascii_bin", "latin1_bin", "utf8_bin", "utf8mb4_bin"})  # trailing spaces do not count
+# Collations that ignore trailing spaces.
+_PADDED = frozenset({"ascii_bin", "latin1_bin", "utf8_bin", "utf8mb4_bin"})
 _EXACT = frozenset({"", "binary", "utf8mb4_0900_bin"})
 
 
 def sort_key(kind: FieldType, raw: bytes) -> bytes:
-    """The bytes that stand for a string in a key; Invalid for a collation that cannot be written."""
+    """Return the bytes of a string in a key; raise Invalid for a collation that cannot be written."""
     if kind.collate in _PADDED:
         return raw.rstrip(b" ")
     if kind.collate in _EXACT:
@@ -23,19 +24,19 @@ def sort_key(kind: FieldType, raw: bytes) -> bytes:
 
 
 def pads(kind: FieldType) -> bool:
-    """Whether a key loses only the number of trailing spaces."""
+    """Return whether a key loses only the number of trailing spaces."""
     return kind.collate in _PADDED
 
 
 def needs_restored(kind: FieldType) -> bool:
-    """Whether a key does not hold enough to give the string back."""
+    """Return whether the string cannot be read back from a key."""
     if not kind.is_string or kind.collate in _EXACT:
         return False
     return kind.collate not in _PADDED or kind.tp in {Tp.VARCHAR, Tp.VAR_STRING}
 
 
 def truncate(kind: FieldType, raw: bytes, length: int) -> bytes:
-    """The part of a string that an index on its first `length` characters holds; -1 is all of it."""
+    """Return the first `length` characters of a string, the part that a prefix index has; -1 means all."""
     if length < 0 or len(raw) <= length:
         return raw
     if kind.charset in {"binary", "ascii", ""}:

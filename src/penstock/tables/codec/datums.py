@@ -1,7 +1,7 @@
 """Self-describing values: a flag byte and a body, in keys (ordered) and in values (compact).
 
-A datum keeps the storage kind of a value only: a date is an unsigned integer here, an enum its
-number. The column's type gives it back its meaning.
+A datum has only the storage kind of a value: a date is an unsigned integer, an enum is its number. The type
+of the column says what it means.
 """
 
 from decimal import Decimal
@@ -46,7 +46,7 @@ _FLAGS = tuple(bytes((n,)) for n in range(256))
 
 
 class DatumKind(IntEnum):
-    """What a datum holds, whatever its encoding."""
+    """The kind of a datum's value, in either encoding."""
 
     NULL = 0
     INT = 1
@@ -75,7 +75,7 @@ NULL = Datum(DatumKind.NULL)
 
 
 def encode_key(datum: Datum) -> bytes:
-    """Encode for a key: bytes of equal kinds compare as their values do."""
+    """Encode for a key: the bytes of two datums of one kind compare like their values."""
     kind, value = datum
     if isinstance(value, bytes) and kind is DatumKind.BYTES:
         return _FLAGS[DatumFlag.BYTES] + encode_bytes(value)
@@ -139,21 +139,21 @@ def _decode_sized(flag: int, encoded: bytes, body: int) -> tuple[Datum, int]:
             raise Corrupt(f"bytes are cut short at offset {body}; keep the row for inspection")
         return Datum(DatumKind.BYTES, encoded[start:end]), end
     if flag == DatumFlag.DECIMAL:
-        end = decimals.encoded_end(encoded, body)
+        end = decimals.find_end(encoded, body)
         return Datum(DatumKind.DECIMAL, encoded[body:end]), end
     if flag == DatumFlag.JSON:
-        end = json_binary.encoded_end(encoded, body)
+        end = json_binary.find_end(encoded, body)
         return Datum(DatumKind.JSON, encoded[body:end]), end
     if flag == DatumFlag.VECTOR:
-        end = vector_end(encoded, body)
+        end = find_vector_end(encoded, body)
         return Datum(DatumKind.VECTOR, encoded[body:end]), end
     if flag == DatumFlag.MAX:
         return Datum(DatumKind.MAX), body
     raise Corrupt(f"unknown flag {flag} at offset {body - 1}; keep the row for inspection")
 
 
-def vector_end(encoded: bytes, at: int) -> int:
-    """Where the vector at `at` ends (a count and as many 4-byte floats); Corrupt when cut short."""
+def find_vector_end(encoded: bytes, at: int) -> int:
+    """Return the end of the vector at `at`, a count and as many 4-byte floats; raise Corrupt if cut short."""
     end = at + 4 + 4 * int.from_bytes(encoded[at : at + 4], "little")
     if end > len(encoded):
         raise Corrupt(f"a vector is cut short at offset {at}; keep the row for inspection")
@@ -169,13 +169,13 @@ def decode_all(encoded: bytes) -> list[Datum]:
     return datums
 
 
-def cut(encoded: bytes, count: int, at: int = 0) -> int:
-    """Where `count` datums from `at` on end."""
+def find_end(encoded: bytes, count: int, at: int = 0) -> int:
+    """Return the end of the `count` datums that begin at `at`."""
     for _ in range(count):
         _, at = decode(encoded, at)
     return at
 
 
 def decimal_datum(value: Decimal, precision: int, scale: int) -> Datum:
-    """The datum of a decimal with its column's precision and scale."""
+    """Return the datum of a decimal with its column's precision and scale."""
     return Datum(DatumKind.DECIMAL, decimals.encode(value, precision, scale))

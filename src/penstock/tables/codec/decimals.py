@@ -17,7 +17,7 @@ WIDE = Context(prec=PRECISION_MAX + SCALE_MAX, rounding=ROUND_HALF_UP)
 
 
 def parts_of(precision: int, scale: int) -> list[int]:
-    """Digits of each packed part, most significant first; the short parts are the outer ones."""
+    """Return the digits of each packed part, most significant first. Only the outer parts can be short."""
     whole = precision - scale
     parts = [whole % WORD_DIGITS] if whole % WORD_DIGITS else []
     parts += [WORD_DIGITS] * (whole // WORD_DIGITS + scale // WORD_DIGITS)
@@ -25,12 +25,12 @@ def parts_of(precision: int, scale: int) -> list[int]:
 
 
 def packed_bytes(precision: int, scale: int) -> int:
-    """How many bytes the digits of such a decimal take."""
+    """Return how many bytes the packed digits of a decimal take."""
     return sum(BYTES_OF_DIGITS[digits] for digits in parts_of(precision, scale))
 
 
-def unscaled(value: Decimal, precision: int, scale: int) -> int:
-    """`value` in units of its last digit, rounded half up; Invalid when it has too many digits."""
+def to_units(value: Decimal, precision: int, scale: int) -> int:
+    """Return `value` in units of its last digit, rounded half up; raise Invalid if it has too many digits."""
     if not value.is_finite():
         raise Invalid("a decimal column takes finite numbers only; pass a number or None")
     units = int(value.quantize(Decimal(1).scaleb(-scale), context=WIDE).scaleb(scale, context=WIDE))
@@ -41,7 +41,7 @@ def unscaled(value: Decimal, precision: int, scale: int) -> int:
 
 def encode(value: Decimal, precision: int, scale: int) -> bytes:
     """Encode with the column's precision and scale; raise Invalid when the value does not fit."""
-    return encode_unscaled(unscaled(value, precision, scale), precision, scale)
+    return encode_unscaled(to_units(value, precision, scale), precision, scale)
 
 
 def encode_unscaled(units: int, precision: int, scale: int) -> bytes:
@@ -56,8 +56,8 @@ def encode_unscaled(units: int, precision: int, scale: int) -> bytes:
     return bytes((precision, scale, packed[0] ^ 0x80)) + packed[1:]
 
 
-def encoded_end(encoded: bytes, at: int = 0) -> int:
-    """Where the decimal at `at` ends; raise Corrupt when it is cut short or impossible."""
+def find_end(encoded: bytes, at: int = 0) -> int:
+    """Return the end of the decimal at `at`; raise Corrupt when it is cut short or impossible."""
     if at + _HEAD > len(encoded):
         raise Corrupt(f"a decimal is cut short at offset {at}; keep the row for inspection")
     precision, scale = encoded[at], encoded[at + 1]
@@ -72,8 +72,8 @@ def encoded_end(encoded: bytes, at: int = 0) -> int:
 
 
 def decode(encoded: bytes, at: int = 0) -> tuple[Decimal, int]:
-    """Decode one stored decimal, with as many digits after its point as it was stored with."""
-    end = encoded_end(encoded, at)
+    """Decode one stored decimal, with the scale that it was stored with; return it and its end."""
+    end = find_end(encoded, at)
     precision, scale = encoded[at], encoded[at + 1]
     packed = bytearray(encoded[at + _HEAD : end])
     packed[0] ^= 0x80

@@ -1,8 +1,8 @@
 """TiDB's binary JSON and its canonical text.
 
-A document is a type code and a body. Objects and arrays hold a table of entries whose offsets
-count from the start of their own body; literals sit inside the entry. Object keys are in byte
-order. The text form is the one TiDB prints: `{"a": 1, "b": [true, null]}`.
+A document is a type code and a body. The body of an object or array begins with a table of entries, whose
+offsets count from the start of that body; an entry contains a literal itself. Object keys are in byte order.
+The text has the form that TiDB prints: `{"a": 1, "b": [true, null]}`.
 """
 
 import base64
@@ -59,30 +59,30 @@ _SCIENTIFIC_BELOW, _SCIENTIFIC_FROM = Decimal("1e-15"), Decimal("1e15")
 
 
 def encode_text(text: str) -> bytes:
-    """Encode a JSON text; raise Invalid when it is none."""
+    """Encode a JSON text; raise Invalid when it is not JSON."""
     try:
         document = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise Invalid("a JSON column was given text that is not JSON; pass valid JSON or a dict") from error
+        raise Invalid("the text for a JSON column is not JSON; pass valid JSON or a dict") from error
     return encode(document)
 
 
 def encode(document: Any) -> bytes:
-    """Encode a document of dicts, lists, strings, numbers, booleans and None; Invalid for anything else."""
+    """Encode a document of dicts, lists, strings, numbers, booleans and None; raise Invalid for others."""
     code, body = _encode(document, 0)
     return bytes((code,)) + body
 
 
 def decode_text(encoded: bytes) -> str:
-    """The canonical text of a document that fills the whole of `encoded`; Corrupt when it is damaged."""
+    """Return the canonical text of the document in `encoded`; raise Corrupt when it is damaged."""
     try:
         return _text(encoded[0], encoded, 1)
     except (IndexError, struct.error, KeyError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt("a JSON value is cut short or damaged; keep the row for inspection") from error
 
 
-def encoded_end(encoded: bytes, at: int) -> int:
-    """Where the document at `at` ends; Corrupt when it is cut short."""
+def find_end(encoded: bytes, at: int) -> int:
+    """Return the end of the document at `at`; raise Corrupt when it is cut short."""
     try:
         code, body = JsonType(encoded[at]), at + 1
         if code in _FIXED_BYTES:
@@ -100,7 +100,7 @@ def encoded_end(encoded: bytes, at: int) -> int:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _encode(value: Any, depth: int) -> tuple[JsonType, bytes]:
@@ -211,7 +211,8 @@ def _opaque_text(encoded: bytes, at: int) -> str:
 
 
 def _float_text(encoded: bytes, at: int) -> str:
-    value = Decimal(repr(struct.unpack_from("<d", encoded, at)[0]))  # repr: the fewest digits that read back
+    # repr gives the fewest digits that read back as the same number.
+    value = Decimal(repr(struct.unpack_from("<d", encoded, at)[0]))
     if value and not _SCIENTIFIC_BELOW <= abs(value) < _SCIENTIFIC_FROM:
         mantissa, exponent = f"{value.normalize():e}".split("e")
         return f"{mantissa}e{int(exponent)}"
@@ -230,7 +231,7 @@ def _datetime_text(encoded: bytes, at: int) -> str:
 
 
 def _core_time(encoded: bytes, at: int) -> tuple[int, int, int, int, int, int, int]:
-    """TiDB's in-memory time, which only binary JSON stores: bit fields from the year down."""
+    """Decode TiDB's in-memory time, which only binary JSON stores: bit fields from the year down."""
     bits = struct.unpack_from("<Q", encoded, at)[0]
     return (
         bits >> 50,

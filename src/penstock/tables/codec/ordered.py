@@ -1,4 +1,4 @@
-"""Fixed-width numbers whose bytes compare as the numbers do, and variable-width integers."""
+"""Fixed-width numbers whose bytes compare like the numbers, and variable-width integers."""
 
 import struct
 
@@ -48,7 +48,7 @@ def decode_float(encoded: bytes, at: int = 0) -> float:
 
 
 def encode_uvarint(value: int) -> bytes:
-    """Encode an unsigned integer, seven bits a byte, lowest first."""
+    """Encode an unsigned integer with seven bits per byte, lowest bits first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -71,7 +71,7 @@ def decode_uvarint(encoded: bytes, at: int = 0) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode a signed integer, its sign folded into the lowest bit."""
+    """Encode a signed integer with its sign in the lowest bit (zigzag)."""
     return encode_uvarint((value << 1 ^ value >> 63) & _U64)
 
 

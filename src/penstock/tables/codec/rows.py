@@ -1,8 +1,8 @@
-"""The layouts of a stored row: version 2 both ways, version 1 for reading.
+"""The layouts of a stored row: version 2 for writing and reading, version 1 for reading.
 
-Version 2: 0x80, flags, counts, ids of the columns that have a value and of those that are NULL
-(each ascending), end offsets of the values, the values, and maybe a checksum. A *cell* is the
-bytes of one value; what they mean is the column's type's affair.
+Version 2: 0x80, flags, counts, the ids of the columns that have a value and of those that are NULL (each
+ascending), the end offsets of the values, the values, and maybe a checksum. A *cell* is the bytes of one
+value; the type of the column says what they mean.
 """
 
 import struct
@@ -18,7 +18,8 @@ from penstock.tables.codec.ordered import encode_float
 VERSION_2 = 0x80
 FLAG_LARGE = 1
 FLAG_CHECKSUM = 2
-CHECKSUM_OF_HANDLE = 2  # the version TiDB writes today; 1 covered the whole key, 0 the columns' own form
+# The version that TiDB writes today. Version 1 covered the whole key, version 0 the columns' own form.
+CHECKSUM_OF_HANDLE = 2
 _CHECKSUM_VERSION_MASK = 0b0111
 _CHECKSUM_EXTRA = 0b1000
 _CHECKSUM_VERSION_MAX = 2
@@ -112,7 +113,7 @@ def _checksum(encoded: bytes, at: int) -> Checksum:
 
 
 def verify(encoded: bytes, key: bytes, handle: bytes) -> bool:
-    """Whether the row's checksum holds; rows without one, and column checksums (version 0), pass."""
+    """Return whether the row's checksum is right. Rows without one, or with a column checksum, pass."""
     checksum = decode(encoded).checksum
     if checksum is None or checksum.version == 0:
         return True
@@ -137,7 +138,7 @@ def upgrade(encoded: bytes) -> bytes:
 
 
 def cell_of(datum: Datum) -> bytes | None:
-    """The cell that version 2 stores for a datum."""
+    """Return the cell that version 2 stores for a datum."""
     kind, value = datum
     if value is None:
         return None
@@ -149,29 +150,29 @@ def cell_of(datum: Datum) -> bytes | None:
 
 
 def int_cell(value: int) -> bytes:
-    """A signed integer in the fewest of 1, 2, 4 or 8 bytes."""
+    """Return a signed integer in the fewest of 1, 2, 4 or 8 bytes."""
     folded = value if value >= 0 else ~value
     size = 1 if folded < 1 << 7 else 2 if folded < 1 << 15 else 4 if folded < 1 << 31 else 8
     return value.to_bytes(size, "little", signed=True)
 
 
 def uint_cell(value: int) -> bytes:
-    """An unsigned integer in the fewest of 1, 2, 4 or 8 bytes."""
+    """Return an unsigned integer in the fewest of 1, 2, 4 or 8 bytes."""
     size = 1 if value < 1 << 8 else 2 if value < 1 << 16 else 4 if value < 1 << 32 else 8
     return value.to_bytes(size, "little")
 
 
 def cell_int(cell: bytes) -> int:
     """Read back what `int_cell` wrote."""
-    return int.from_bytes(_sized(cell), "little", signed=True)
+    return int.from_bytes(_check_size(cell), "little", signed=True)
 
 
 def cell_uint(cell: bytes) -> int:
     """Read back what `uint_cell` wrote."""
-    return int.from_bytes(_sized(cell), "little")
+    return int.from_bytes(_check_size(cell), "little")
 
 
-def _sized(cell: bytes) -> bytes:
+def _check_size(cell: bytes) -> bytes:
     if len(cell) not in {1, 2, 4, 8}:
         raise Corrupt(f"an integer of a row takes {len(cell)} bytes; keep the row for inspection")
     return cell

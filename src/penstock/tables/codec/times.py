@@ -1,8 +1,8 @@
-"""MySQL's packed points in time, and spans of time in nanoseconds.
+"""MySQL's packed points in time, and durations in nanoseconds.
 
-A packed time holds year*13+month, day, hour, minute, second and microsecond in one integer whose
-order is the order of time. MySQL knows "zero" dates (month or day 0) that no calendar has: they
-have no Python value and read as None.
+A packed time has year*13+month, day, hour, minute, second and microsecond in one integer, so integers compare
+like times. MySQL has "zero" dates (month or day 0) that no calendar has: they have no Python value and read
+as None.
 """
 
 from datetime import UTC, date, datetime, timedelta
@@ -42,18 +42,18 @@ def pack_datetime(moment: datetime, fsp: int) -> int:
 
 
 def pack_timestamp(moment: datetime, fsp: int) -> int:
-    """Pack a datetime in UTC, rounded half up to `fsp` digits of a second; a naive one is UTC already."""
+    """Pack a datetime in UTC, rounded half up to `fsp` digits of a second. A naive one counts as UTC."""
     return _pack_rounded(moment.astimezone(UTC) if moment.tzinfo else moment, fsp)
 
 
 def unpack_date(packed: int) -> date | None:
-    """The date, or None for one that no calendar has."""
+    """Return the date, or None for one that no calendar has."""
     moment = unpack_datetime(packed)
     return moment and moment.date()
 
 
 def unpack_datetime(packed: int) -> datetime | None:
-    """The naive datetime, or None for one that no calendar has."""
+    """Return the naive datetime, or None for one that no calendar has."""
     try:
         return datetime(*unpack(packed))
     except ValueError:
@@ -61,25 +61,25 @@ def unpack_datetime(packed: int) -> datetime | None:
 
 
 def unpack_timestamp(packed: int) -> datetime | None:
-    """The datetime in UTC, or None for one that no calendar has."""
+    """Return the datetime in UTC, or None for one that no calendar has."""
     moment = unpack_datetime(packed)
     return moment and moment.replace(tzinfo=UTC)
 
 
 def duration_nanos(span: timedelta, fsp: int) -> int:
-    """A TIME value in nanoseconds, rounded half away from zero; Invalid beyond 838:59:59."""
+    """Return a TIME value in nanoseconds, rounded half away from zero; raise Invalid beyond 838:59:59."""
     if abs(span) > DURATION_MAX:
         raise Invalid("a TIME column holds -838:59:59 to 838:59:59; pass a shorter timedelta")
     return _round(span // _US, 10 ** (6 - fsp)) * 1000
 
 
 def duration_span(nanos: int) -> timedelta:
-    """The TIME value of a count of nanoseconds; what is finer than a microsecond is cut."""
+    """Return the TIME value of a number of nanoseconds, truncated to microseconds."""
     return timedelta(microseconds=(abs(nanos) // 1000) * (1 if nanos >= 0 else -1))
 
 
 def duration_text(nanos: int) -> str:
-    """A TIME value as MySQL prints it, with six digits of a second."""
+    """Return a TIME value as MySQL prints it, with six digits of a second."""
     seconds, micros = divmod(abs(nanos) // 1000, 1_000_000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)

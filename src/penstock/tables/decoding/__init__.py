@@ -1,1 +1,1 @@
-"""Batches of raw rows into Arrow, a column at a time: no Python object per cell."""
+"""Decodes batches of raw rows into Arrow, a column at a time, without a Python object per cell."""

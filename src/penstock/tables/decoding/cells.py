@@ -1,14 +1,12 @@
-"""Cells of one column over a whole batch, and how to read them at once.
+"""The cells of columns in a batch of version 2 rows: where they are, and how to read them all at once.
 
-All arrays have one entry per row. Reading is a gather: numpy picks unaligned words out of the
-buffer at every row's offset in one call.
+All arrays have one entry per row. Reading is a gather: numpy takes unaligned words from the buffer at every
+row's offset in one call.
 
-Find the cells of every wanted column in a batch of version 2 rows.
-
-Rows of one batch may differ in shape (which columns are NULL or missing). So the batch is walked
-by the place of a cell in its row: for the nth cell of every row at once, its column id gives a
-slot, and its bounds are written there. That takes as many vector operations as the longest row
-has columns, whatever the number of shapes.
+Rows of one batch may differ in shape (which columns are NULL or missing). So `locate` goes through the batch
+by the place of a cell in its row: for the nth cell of all rows at once, the column id gives a slot, and the
+bounds are written there. That takes as many vector operations as the longest row has columns, for any number
+of shapes.
 """
 
 from collections.abc import Sequence
@@ -33,7 +31,7 @@ _SHIFT = np.array([64 - 8 * max(size, 1) for size in range(9)], dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Where the cells of one column are.
+    """The places of one column's cells, and their values.
 
     Invariant: `start` never decreases, and a row whose cell is not `valid` has size 0.
     """
@@ -47,32 +45,32 @@ class Cells:
         return len(self.start)
 
     def ints(self) -> Ints:
-        """Signed integers of 1, 2, 4 or 8 bytes; Corrupt for any other size."""
+        """Return signed integers of 1, 2, 4 or 8 bytes; raise Corrupt for any other size."""
         shift = _SHIFT[self._int_sizes()]
         signed = words(self.data, self.start, "<u8").view(np.int64) << shift >> shift
         return np.where(self.valid, signed, 0)
 
     def uints(self) -> Uints:
-        """Unsigned integers of 1, 2, 4 or 8 bytes; Corrupt for any other size."""
+        """Return unsigned integers of 1, 2, 4 or 8 bytes; raise Corrupt for any other size."""
         return words(self.data, self.start, "<u8") & _KEEP[self._int_sizes()]
 
     def floats(self) -> Floats:
-        """Doubles in their ordered form."""
+        """Return doubles, decoded from their ordered form."""
         self.check(self.size == 8, "a float that is not 8 bytes")
-        return ordered_floats(words(self.data, self.start, ">u8").astype(np.uint64))
+        return decode_ordered_floats(words(self.data, self.start, ">u8").astype(np.uint64))
 
     def binary(self) -> pa.Array:
-        """The cells as a binary array."""
+        """Return the cells as a binary array."""
         return gather(self.data, self.start, self.start + self.size, self.valid)
 
     def decimal_cells(self) -> "Cells":
-        """The cells themselves: a decimal begins with its precision and scale."""
+        """Return these cells: a decimal in a row begins with its precision and scale."""
         return self
 
     def check(self, holds: Mask, what: str) -> None:
-        """Raise Corrupt unless every valid cell is as it must be."""
+        """Raise Corrupt unless the condition holds for every valid cell."""
         if not (holds | ~self.valid).all():
-            raise Corrupt(f"a row holds {what}; keep it for inspection")
+            raise Corrupt(f"a row has {what}; keep it for inspection")
 
     def _int_sizes(self) -> Ints:
         clipped = np.minimum(self.size, 9)
@@ -80,18 +78,18 @@ class Cells:
         return clipped
 
 
-def ordered_ints(encoded: Uints) -> Ints:
-    """Signed integers out of their ordered form."""
+def decode_ordered_ints(encoded: Uints) -> Ints:
+    """Return signed integers from their ordered form."""
     return (encoded ^ SIGN).view(np.int64)
 
 
-def ordered_floats(encoded: Uints) -> Floats:
-    """Doubles out of their ordered form."""
+def decode_ordered_floats(encoded: Uints) -> Floats:
+    """Return doubles from their ordered form."""
     return np.where(encoded & SIGN, encoded ^ SIGN, ~encoded).view(np.float64)
 
 
-def fixed(kind: pa.DataType, values: npt.NDArray[Any], valid: Mask) -> pa.Array:
-    """An Arrow array of fixed-width values over numpy's memory."""
+def fixed_array(kind: pa.DataType, values: npt.NDArray[Any], valid: Mask) -> pa.Array:
+    """Return an Arrow array of fixed-width values over numpy's memory."""
     return pa.Array.from_buffers(
         kind, len(valid), [validity(valid), pa.py_buffer(np.ascontiguousarray(values))]
     )
@@ -105,14 +103,14 @@ _SMALL_IDS = 256
 
 @dataclass(frozen=True, slots=True)
 class ColumnCells:
-    """The cells of one column; `absent` marks rows that were written without the column."""
+    """The cells of one column. `absent` marks rows that were written without the column."""
 
     cells: Cells
     absent: Mask
 
 
 def locate(data: Bytes, begin: Ints, end: Ints, column_ids: Sequence[int]) -> list[ColumnCells]:
-    """The cells of each wanted column; raise Corrupt when a row is damaged.
+    """Return the cells of each of these columns; raise Corrupt when a row is damaged.
 
     `begin` and `end` bound the rows, in the order of the buffer.
     """
@@ -139,25 +137,25 @@ def _column(data: Bytes, start: Ints, size: Ints) -> ColumnCells:
 
 
 class _Slots:
-    """From a column id to its slot; ids that are not wanted share the last one."""
+    """Maps column ids to slots. Ids of other columns share the last slot."""
 
     def __init__(self, column_ids: Sequence[int]) -> None:
-        wanted = np.array(column_ids, dtype=np.int64)
-        self._unwanted = len(wanted)
-        self.count = len(wanted) + 1
-        self._order = np.argsort(wanted)
-        self._sorted = wanted[self._order]
-        self._small = np.full(_SMALL_IDS, self._unwanted, dtype=np.int64)
-        small = (wanted >= 0) & (wanted < _SMALL_IDS)
-        self._small[wanted[small]] = np.flatnonzero(small)
+        ids = np.array(column_ids, dtype=np.int64)
+        self._others = len(ids)
+        self.count = len(ids) + 1
+        self._order = np.argsort(ids)
+        self._sorted = ids[self._order]
+        self._small = np.full(_SMALL_IDS, self._others, dtype=np.int64)
+        small = (ids >= 0) & (ids < _SMALL_IDS)
+        self._small[ids[small]] = np.flatnonzero(small)
 
     def of(self, ids: npt.NDArray[np.unsignedinteger]) -> Ints:
         if ids.dtype == np.uint8:
             return np.asarray(self._small[ids])
-        if not self._unwanted:
+        if not self._others:
             return np.zeros(len(ids), dtype=np.int64)
-        at = np.minimum(np.searchsorted(self._sorted, ids), self._unwanted - 1)
-        return np.where(self._sorted[at] == ids, self._order[at], self._unwanted)
+        at = np.minimum(np.searchsorted(self._sorted, ids), self._others - 1)
+        return np.where(self._sorted[at] == ids, self._order[at], self._others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,7 @@ class _Heads:
         return cls(data, filled, total, ids_at, offsets_at, data_at, end, id_word, offset_word)
 
     def cells(self, slots: _Slots) -> tuple[Ints, Ints]:
-        """Start and size of each slot's cell in each row; a size says too what is _ABSENT or _NULL."""
+        """Return start and size of each slot's cell in each row; the size may be _ABSENT or _NULL."""
         rows = np.arange(len(self.filled))
         starts = np.tile(self.data_at, (slots.count, 1))
         sizes = np.full_like(starts, _ABSENT)
@@ -214,7 +212,7 @@ class _Heads:
         return words(self.data, ids_at + nth * np.dtype(self.id_word).itemsize, self.id_word)
 
     def _end(self, nth: int, before: Ints) -> Ints:
-        """Where the nth cell ends; in rows that have fewer, where their last one does."""
+        """Return the end of the nth cell of each row, or of its last cell if it has fewer."""
         width = np.dtype(self.offset_word).itemsize
         if nth < self.filled.min():
             return np.asarray(

@@ -1,9 +1,8 @@
-"""Storage values of a whole batch into the Arrow array of their column's type.
+"""Converts the storage values of a whole batch into the Arrow array of their column's type.
 
-A storage value is what the codec keeps of a value whatever the column: an integer, a float,
-bytes. Cells of rows and parts of keys hold the same storage values in different bytes.
-
-Packed decimals and packed times of a whole batch into Arrow's numbers.
+A storage value is what the codec stores for a value of any column: an integer, a float or bytes. Cells of
+rows and parts of keys have the same storage values in different bytes. Packed decimals and packed times
+become Arrow's numbers without a Python object for each.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from penstock.tables.arrow import UNSIGNED_LONG, arrow_type
 from penstock.tables.codec.decimals import BYTES_OF_DIGITS, WORD_DIGITS, packed_bytes, parts_of
 from penstock.tables.codec.times import MONTHS
 from penstock.tables.columns import INTEGER_BITS, STRINGS, FieldType, Tp
-from penstock.tables.decoding.cells import Cells, fixed
+from penstock.tables.decoding.cells import Cells, fixed_array
 
 _LIMB_BITS = np.uint64(32)
 _LIMB = np.uint64(0xFFFFFFFF)
@@ -33,9 +32,9 @@ _YEARS = 10_000
 
 
 def decimals(cells: Cells, kind: pa.Decimal128Type) -> pa.Array | None:
-    """Decimals as decimal128; None when some must be rounded, which is left to exact arithmetic.
+    """Return decimals as decimal128; None when some must be rounded, which needs exact arithmetic.
 
-    A column's rows may carry several precisions: widening a decimal rewrites nothing.
+    The rows of a column may have several precisions, because widening a decimal rewrites nothing.
     """
     heads = np.where(cells.valid, words(cells.data, cells.start, "<u2").astype(np.int64), 0)
     out = np.zeros((len(cells), 2), dtype=np.uint64)
@@ -47,10 +46,12 @@ def decimals(cells: Cells, kind: pa.Decimal128Type) -> pa.Array | None:
         if scale > precision or (cells.size[rows] < 2 + packed_bytes(precision, scale)).any():
             raise Corrupt("a decimal of a row is cut short or impossible; keep the row for inspection")
         out[rows] = _decimal128(cells.data, cells.start[rows] + 2, precision, scale, kind.scale)
-    return fixed(kind, out, cells.valid)
+    return fixed_array(kind, out, cells.valid)
 
 
-def _decimal128(data: Bytes, at: Ints, precision: int, scale: int, wanted: int) -> npt.NDArray[np.uint64]:
+def _decimal128(
+    data: Bytes, at: Ints, precision: int, scale: int, target_scale: int
+) -> npt.NDArray[np.uint64]:
     positive = data[at] >= 0x80
     flip = np.where(positive, np.uint32(0), np.uint32(0xFFFFFFFF))
     parts = []
@@ -65,8 +66,8 @@ def _decimal128(data: Bytes, at: Ints, precision: int, scale: int, wanted: int) 
         parts.append((digits, part.astype(np.uint64)))
         at = at + size
     zeros = np.zeros(len(at), dtype=np.uint64)
-    parts += [(min(WORD_DIGITS, missing), zeros) for missing in range(wanted - scale, 0, -WORD_DIGITS)]
-    if precision + wanted - scale <= _LONG_DIGITS:
+    parts += [(min(WORD_DIGITS, missing), zeros) for missing in range(target_scale - scale, 0, -WORD_DIGITS)]
+    if precision + target_scale - scale <= _LONG_DIGITS:
         return _narrow(parts, ~positive)
     return _wide(parts, ~positive)
 
@@ -96,27 +97,27 @@ def _wide(parts: list[tuple[int, Uints]], negative: Mask) -> npt.NDArray[np.uint
 
 
 def unsigned_longs(values: Uints, kind: pa.Decimal128Type, valid: Mask) -> pa.Array:
-    """Unsigned 64-bit integers as decimals."""
-    return fixed(kind, np.stack([values, np.zeros_like(values)], axis=1), valid)
+    """Return unsigned 64-bit integers as decimals."""
+    return fixed_array(kind, np.stack([values, np.zeros_like(values)], axis=1), valid)
 
 
 def dates(packed: Uints, valid: Mask) -> pa.Array:
-    """Packed times as days; dates that no calendar has become null."""
+    """Return packed times as days; dates that no calendar has become null."""
     days, real = _days(packed.view(np.int64) >> 41)
-    return fixed(pa.date32(), days.astype(np.int32), valid & real)
+    return fixed_array(pa.date32(), days.astype(np.int32), valid & real)
 
 
 def timestamps(packed: Uints, kind: pa.TimestampType, valid: Mask) -> pa.Array:
-    """Packed times as microseconds; dates that no calendar has become null."""
+    """Return packed times as microseconds; dates that no calendar has become null."""
     fields = packed.view(np.int64)
     days, real = _days(fields >> 41)
     seconds = ((fields >> 36 & 0x1F) * 60 + (fields >> 30 & 0x3F)) * 60 + (fields >> 24 & 0x3F)
     micros = days * _DAY_US + seconds * 1_000_000 + (fields & 0xFFFFFF)
-    return fixed(kind, micros, valid & real)
+    return fixed_array(kind, micros, valid & real)
 
 
 def _days(ymd: Ints) -> tuple[Ints, Mask]:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar, and which dates are real."""
+    """Return the days since 1970-01-01 in the proleptic Gregorian calendar, and which dates are real."""
     before, lengths = _calendar()
     year_month, day = np.minimum(ymd >> 5, len(before) - 1), ymd & 0x1F
     return before[year_month] + day, (day > 0) & (day <= lengths[year_month])
@@ -124,7 +125,7 @@ def _days(ymd: Ints) -> tuple[Ints, Mask]:
 
 @cache
 def _calendar() -> tuple[Ints, Ints]:
-    """For each packed year and month: days from 1970 to before its first day, and its length (0: unreal)."""
+    """Return for each packed year and month the days from 1970 to its day 0, and its length (0: not real)."""
     year, month = np.divmod(np.arange(_YEARS * MONTHS + 1), MONTHS)
     leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
     lengths = _DAYS_OF_MONTH[month] - ((month == 2) & ~leap)
@@ -136,67 +137,67 @@ def _calendar() -> tuple[Ints, Ints]:
 
 
 def durations(nanos: Ints, valid: Mask) -> pa.Array:
-    """Nanoseconds as spans in microseconds, cut towards zero."""
+    """Return nanoseconds as spans in microseconds, cut towards zero."""
     micros = np.abs(nanos) // 1000
-    return fixed(pa.duration("us"), np.where(nanos < 0, -micros, micros), valid)
+    return fixed_array(pa.duration("us"), np.where(nanos < 0, -micros, micros), valid)
 
 
 class StoredValues(Protocol):
-    """A column's storage values over a batch; `valid` marks rows that have one."""
+    """A column's storage values in a batch. `valid` marks rows that have one."""
 
     @property
     def valid(self) -> Mask: ...
 
     def ints(self) -> Ints:
-        """Signed integers."""
+        """Return signed integers."""
 
     def uints(self) -> Uints:
-        """Unsigned integers."""
+        """Return unsigned integers."""
 
     def floats(self) -> Floats:
-        """Doubles."""
+        """Return doubles."""
 
     def binary(self) -> pa.Array:
-        """Bytes: strings, JSON documents, vectors, decimals with their precision and scale."""
+        """Return bytes: strings, JSON documents, vectors, decimals with their precision and scale."""
 
     def decimal_cells(self) -> Cells:
-        """Where the decimals are."""
+        """Return the cells of decimals."""
 
 
 def to_arrow(kind: FieldType, storage: StoredValues) -> pa.Array:
-    """The Arrow array of a column; raise Corrupt when a value is damaged."""
+    """Return the Arrow array of a column; raise Corrupt when a value is damaged."""
     return _CONVERSIONS[kind.tp](kind, storage)
 
 
 def _integers(kind: FieldType, storage: StoredValues) -> pa.Array:
-    wanted = arrow_type(kind)
-    if wanted == UNSIGNED_LONG:
-        return unsigned_longs(storage.uints(), wanted, storage.valid)
+    target = arrow_type(kind)
+    if target == UNSIGNED_LONG:
+        return unsigned_longs(storage.uints(), target, storage.valid)
     wide = storage.uints().view(np.int64) if kind.unsigned or kind.tp is Tp.BIT else storage.ints()
-    return _narrowed(wanted, wide, storage.valid)
+    return _narrow_ints(target, wide, storage.valid)
 
 
-def _narrowed(wanted: pa.DataType, wide: Ints, valid: Mask) -> pa.Array:
-    narrow = wide.astype(wanted.to_pandas_dtype())
+def _narrow_ints(target: pa.DataType, wide: Ints, valid: Mask) -> pa.Array:
+    narrow = wide.astype(target.to_pandas_dtype())
     if not ((narrow == wide) | ~valid).all():
         raise Corrupt("an integer of a row is wider than its column; keep the row for inspection")
-    return fixed(wanted, narrow, valid)
+    return fixed_array(target, narrow, valid)
 
 
 def _year(kind: FieldType, storage: StoredValues) -> pa.Array:
-    return _narrowed(arrow_type(kind), storage.ints(), storage.valid)
+    return _narrow_ints(arrow_type(kind), storage.ints(), storage.valid)
 
 
 def _floating(kind: FieldType, storage: StoredValues) -> pa.Array:
-    wanted = arrow_type(kind)
-    doubles = np.where(storage.valid, storage.floats(), 0.0)  # what lies where NULLs are is no number
-    return fixed(wanted, doubles.astype(wanted.to_pandas_dtype()), storage.valid)
+    target = arrow_type(kind)
+    doubles = np.where(storage.valid, storage.floats(), 0.0)  # the bytes at NULLs are not numbers
+    return fixed_array(target, doubles.astype(target.to_pandas_dtype()), storage.valid)
 
 
 def _decimals(kind: FieldType, storage: StoredValues) -> pa.Array:
-    wanted = arrow_type(kind)
-    if pa.types.is_decimal128(wanted):
-        converted = decimals(storage.decimal_cells(), wanted)
+    target = arrow_type(kind)
+    if pa.types.is_decimal128(target):
+        converted = decimals(storage.decimal_cells(), target)
         if converted is not None:
             return converted
         return _one_by_one(kind, storage, lambda value: value)
@@ -205,9 +206,9 @@ def _decimals(kind: FieldType, storage: StoredValues) -> pa.Array:
 
 def _one_by_one(kind: FieldType, storage: StoredValues, finish: Callable[[Any], Any]) -> pa.Array:
     cells = storage.binary().to_pylist()
-    found = (None if cell is None else finish(values.from_cell(kind, cell)) for cell in cells)
+    converted = (None if cell is None else finish(values.from_cell(kind, cell)) for cell in cells)
     try:
-        return pa.array(found, arrow_type(kind), size=len(cells))
+        return pa.array(converted, arrow_type(kind), size=len(cells))
     except pa.ArrowInvalid as error:
         raise Corrupt(f"a {kind.tp.name} of a row is wider than its column; keep the row") from error
 
@@ -218,7 +219,7 @@ def _strings(kind: FieldType, storage: StoredValues) -> pa.Array:
         return raw
     try:
         return raw.cast(pa.string())
-    except pa.ArrowInvalid:  # bytes that are no UTF-8, written before anybody checked
+    except pa.ArrowInvalid:  # bytes that are not UTF-8, written by a version that did not check
         texts = (None if cell is None else cell.decode(errors="replace") for cell in raw.to_pylist())
         return pa.array(texts, pa.string(), size=len(raw))
 
@@ -252,7 +253,7 @@ def _vectors(kind: FieldType, storage: StoredValues) -> pa.Array:
     lanes = raw[: offsets[-1]].view("<u4")
     heads = offsets[:-1][storage.valid] // 4
     if (lanes[heads] != sizes[storage.valid] // 4 - 1).any():
-        raise Corrupt("a vector of a row has another dimension than it says; keep the row for inspection")
+        raise Corrupt("a vector of a row has a wrong dimension; keep the row for inspection")
     floats = np.delete(lanes, heads).view("<f4")
     counts = np.where(storage.valid, sizes // 4 - 1, 0)
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -263,7 +264,7 @@ def _vectors(kind: FieldType, storage: StoredValues) -> pa.Array:
 
 def _nothing(kind: FieldType, storage: StoredValues) -> pa.Array:
     if storage.valid.any():
-        raise Corrupt(f"a column of type {kind.tp.name} holds a value, which cannot be; keep the row")
+        raise Corrupt(f"a column of type {kind.tp.name} cannot have a value; keep the row for inspection")
     return pa.nulls(len(storage.valid), arrow_type(kind))
 
 

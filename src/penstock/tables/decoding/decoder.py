@@ -1,4 +1,4 @@
-"""Raw batch and schema in, Arrow out: the seam behind which the row encoding stays."""
+"""Decodes a raw batch with its schema into Arrow. Only code behind this seam knows the row encoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.columnar.buffers import Bytes, Ints, Mask, gather, padded
+from penstock.columnar.buffers import Bytes, Ints, Mask, gather, pad
 from penstock.tables.arrow import arrow_field, arrow_type
 from penstock.tables.codec import rows
 from penstock.tables.columns import ColumnInfo
@@ -27,9 +27,9 @@ _EMPTY_ROW = rows.encode({})
 class Decoded:
     """The rows of a raw batch.
 
-    `data` holds what puts wrote; `old` what was there before (the old rows of updates and
-    deletes). A delete whose old value is not known has its primary key only. `data_rows` and
-    `old_rows` give, for each of their rows, its place in the raw batch.
+    `data` has the rows that puts wrote, `old` the previous rows of updates and deletes. A delete whose old
+    value is unknown has only its primary key. `data_rows` and `old_rows` give the place of each row in the
+    raw batch.
     """
 
     data: pa.RecordBatch
@@ -46,50 +46,49 @@ class DecodedRows(NamedTuple):
 
 
 class RowDecoder(Protocol):
-    """How a source's raw rows become Arrow."""
+    """Decodes the raw rows of a source into Arrow."""
 
     def decode(self, raw: pa.RecordBatch, table: TableInfo) -> Decoded:
-        """Decode a raw batch of one table, whose schema is `table` throughout.
+        """Decode a raw batch of one table. The schema of all its rows is `table`.
 
-        Both results have `arrow_schema(table)` and keep the order of the raw batch. Keys that are
-        no rows (index entries) are left out. Raise Corrupt for damaged rows, Invalid for keys of
-        another table.
+        Both results have `arrow_schema(table)` and keep the order of the raw batch. Keys that are not rows
+        (index entries) are skipped. Raise Corrupt for damaged rows, Invalid for keys of another table.
         """
 
     def decode_new(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
-        """Decode `data` alone, and some columns of it."""
+        """Decode only `data`, and only these columns of it."""
 
     def decode_old(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
-        """Decode `old` alone, and some columns of it."""
+        """Decode only `old`, and only these columns of it."""
 
 
 class TidbRowDecoder:
-    """Decode rows in TiDB's encoding, version 1 or 2, a column at a time."""
+    """Decodes rows in TiDB's encoding, version 1 or 2, a column at a time."""
 
     def decode(self, raw: pa.RecordBatch, table: TableInfo) -> Decoded:
-        """See RowDecoder."""
+        """Decode the new and the old rows of a raw batch, with all stored columns."""
         data = self.decode_new(raw, table, table.stored_columns)
         old = self.decode_old(raw, table, table.stored_columns)
         return Decoded(data.rows, data.places, old.rows, old.places)
 
     def decode_new(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
-        """See RowDecoder."""
+        """Decode the rows that puts wrote, with only these columns."""
         put = raw.column("op").to_numpy() == Op.PUT
         return _decode_where(table, raw, "value", put, columns)
 
     def decode_old(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
-        """See RowDecoder."""
+        """Decode the previous rows of updates and deletes, with only these columns."""
         ended = np.asarray(raw.column("old_value").is_valid()) | (raw.column("op").to_numpy() == Op.DELETE)
         return _decode_where(table, raw, "old_value", ended, columns)
 
 
 def _decode_where(
-    table: TableInfo, raw: pa.RecordBatch, side: str, wanted: Mask, columns: Sequence[ColumnInfo]
+    table: TableInfo, raw: pa.RecordBatch, side: str, selected: Mask, columns: Sequence[ColumnInfo]
 ) -> DecodedRows:
     keys = _Pieces.of(raw.column("key"))
-    chosen = np.flatnonzero(record_rows(keys.data, keys.begin, keys.end, table) & wanted)
-    found = _decode(table, keys.at(chosen), raw.column(side), chosen, columns)
-    return DecodedRows(found, pa.array(chosen, pa.int64()))
+    chosen = np.flatnonzero(record_rows(keys.data, keys.begin, keys.end, table) & selected)
+    rows = _decode(table, keys.at(chosen), raw.column(side), chosen, columns)
+    return DecodedRows(rows, pa.array(chosen, pa.int64()))
 
 
 def decode_rows(
@@ -106,22 +105,22 @@ def decode_rows(
 
 
 def decode_keys(table: TableInfo, keys: pa.Array, columns: Sequence[ColumnInfo]) -> pa.RecordBatch:
-    """Decode columns that keys hold whole (see `records.in_key_only`), without the values."""
+    """Decode columns from keys alone. Each column must be `records.in_key_only`."""
     pieces = _Pieces.of(keys)
     record_rows(pieces.data, pieces.begin, pieces.end, table)
     handles = _handle_storage(table, pieces)
     arrays = [to_arrow(column.type, handles[column.id]) for column in columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([arrow_field(each) for each in columns]))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([arrow_field(column) for column in columns]))
 
 
 def int_handles(keys: pa.Array) -> pa.Array:
-    """The integer handles of record keys; Corrupt when a key has another kind of handle."""
+    """Return the integer handles of record keys; raise Corrupt when a key has another kind of handle."""
     pieces = _Pieces.of(keys)
     return pa.array(IntHandles.read(pieces.data, pieces.begin, pieces.end).handles, pa.int64())
 
 
 def record_handles(keys: pa.Array) -> pa.Array:
-    """Record keys without their prefix, as binary; none of them is shorter than it."""
+    """Return record keys without their prefix, as binary. No key may be shorter than the prefix."""
     if not len(keys):
         return pa.array([], pa.binary())
     _, offsets, content = keys.buffers()
@@ -142,12 +141,12 @@ class _Pieces:
     def of(cls, array: pa.Array) -> "_Pieces":
         _, bounds, content = array.buffers()
         if not len(array):
-            return cls(padded(np.zeros(0, np.uint8)), np.zeros(0, np.int64), np.zeros(0, np.int64))
+            return cls(pad(np.zeros(0, np.uint8)), np.zeros(0, np.int64), np.zeros(0, np.int64))
         stored = np.frombuffer(bounds, dtype=np.int32, count=array.offset + len(array) + 1)
         offsets = stored[array.offset :].astype(np.int64)
         first, last = int(offsets[0]), int(offsets[-1])
         data = np.frombuffer(content, dtype=np.uint8)[first:last] if content else np.zeros(0, np.uint8)
-        return cls(padded(data), offsets[:-1] - first, offsets[1:] - first)
+        return cls(pad(data), offsets[:-1] - first, offsets[1:] - first)
 
     def at(self, chosen: Ints) -> "_Pieces":
         return _Pieces(self.data, self.begin[chosen], self.end[chosen])
@@ -160,23 +159,23 @@ def _decode(
     chosen: Ints,
     columns: Sequence[ColumnInfo] | None = None,
 ) -> pa.RecordBatch:
-    wanted = table.stored_columns if columns is None else columns
-    schema = pa.schema([arrow_field(column) for column in wanted])
+    selected = table.stored_columns if columns is None else columns
+    schema = pa.schema([arrow_field(column) for column in selected])
     if not len(chosen):
         return pa.RecordBatch.from_pylist([], schema=schema)
     blank = np.asarray(values.is_null())[chosen]
-    found = _version_2(values, chosen, blank)
-    places = locate(found.data, found.begin, found.end, [column.id for column in wanted])
+    rows = _version_2(values, chosen, blank)
+    places = locate(rows.data, rows.begin, rows.end, [column.id for column in selected])
     handles = _handle_storage(table, keys)
     arrays = [
         _array(column, located, handles.get(column.id), blank)
-        for column, located in zip(wanted, places, strict=True)
+        for column, located in zip(selected, places, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _version_2(values: pa.Array, chosen: Ints, blank: Mask) -> _Pieces:
-    """The chosen rows, old ones rewritten, unknown ones empty."""
+    """Return the chosen rows in version 2: version 1 rewritten, unknown rows empty."""
     if not blank.any():
         pieces = _Pieces.of(values).at(chosen)
         if (pieces.data[pieces.begin] == rows.VERSION_2).all() and (pieces.end > pieces.begin).all():
@@ -192,7 +191,7 @@ def _upgrade(value: bytes | None) -> bytes:
 
 
 def _handle_storage(table: TableInfo, keys: _Pieces) -> dict[int, StoredValues]:
-    """What the keys know of the primary key columns, by column id."""
+    """Return the primary key columns that the keys contain, by column id."""
     if table.handle_kind is HandleKind.INT:
         return {table.primary_key[0].id: IntHandles.read(keys.data, keys.begin, keys.end)}
     if table.handle_kind is HandleKind.ROWID:
@@ -219,10 +218,10 @@ def _array(column: ColumnInfo, located: ColumnCells, handle: StoredValues | None
 
 
 def origin_scalar(column: ColumnInfo) -> pa.Scalar:
-    """What a column is in rows that were written before it existed."""
+    """Return the value of a column in rows that were written before it existed."""
     cell = origin_cell(column)
     if cell is None:
         return pa.scalar(None, arrow_type(column.type))
-    data = padded(np.frombuffer(cell, dtype=np.uint8))
+    data = pad(np.frombuffer(cell, dtype=np.uint8))
     one = Cells(data, np.zeros(1, np.int64), np.full(1, len(cell), np.int64), np.ones(1, np.bool_))
     return to_arrow(column.type, one)[0]

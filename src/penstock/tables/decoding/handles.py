@@ -1,4 +1,4 @@
-"""Handles of a batch of record keys: integers, or the parts of common handles."""
+"""The handles of a batch of record keys: integers, or the parts of common handles."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from penstock.errors import Corrupt, Invalid
 from penstock.tables.codec.datums import DatumFlag
 from penstock.tables.codec.decimals import packed_bytes
 from penstock.tables.codec.ordered import INT_BYTES
-from penstock.tables.decoding.cells import Cells, ordered_floats, ordered_ints
+from penstock.tables.decoding.cells import Cells, decode_ordered_floats, decode_ordered_ints
 from penstock.tables.keys import PREFIX_BYTES, RECORD_SEPARATOR, TABLE_PREFIX
 from penstock.tables.schema import TableInfo
 
@@ -21,14 +21,14 @@ _FULL = 0xFF
 
 
 def record_rows(data: Bytes, begin: Ints, end: Ints, table: TableInfo) -> Mask:
-    """Which keys are records, rather than index entries; Invalid when any is another table's."""
+    """Return which keys are records and not index entries; raise Invalid if one is of another table."""
     if (end - begin <= PREFIX_BYTES).any():
-        raise Invalid(f"a batch for table {table.name} holds keys that are too short; route keys by table")
+        raise Invalid(f"a batch for table {table.name} has keys that are too short; route keys by table")
     theirs = (data[begin] == ord(TABLE_PREFIX)) & np.isin(
-        ordered_ints(words(data, begin + 1, ">u8").astype(np.uint64)), table.physical_ids
+        decode_ordered_ints(words(data, begin + 1, ">u8").astype(np.uint64)), table.physical_ids
     )
     if not theirs.all():
-        raise Invalid(f"a batch for table {table.name} holds keys of another table; route keys by table")
+        raise Invalid(f"a batch for table {table.name} has keys of another table; route keys by table")
     separator = words(data, begin + 1 + INT_BYTES, "<u2")
     return np.asarray(separator == int.from_bytes(RECORD_SEPARATOR, "little"))
 
@@ -41,10 +41,10 @@ class IntHandles:
 
     @classmethod
     def read(cls, data: Bytes, begin: Ints, end: Ints) -> "IntHandles":
-        """Read them; Corrupt when a key does not end in an integer."""
+        """Read the handles; raise Corrupt when a key does not end in an integer."""
         if (end - begin != PREFIX_BYTES + INT_BYTES).any():
             raise Corrupt("a record key does not end in an integer handle; keep it for inspection")
-        return cls(ordered_ints(words(data, begin + PREFIX_BYTES, ">u8").astype(np.uint64)))
+        return cls(decode_ordered_ints(words(data, begin + PREFIX_BYTES, ">u8").astype(np.uint64)))
 
     @property
     def valid(self) -> Mask:
@@ -57,18 +57,18 @@ class IntHandles:
         return self.handles.view(np.uint64)
 
     def floats(self) -> Floats:
-        raise AssertionError("an integer handle is no float")
+        raise AssertionError("an integer handle is not a float")
 
     def binary(self) -> pa.Array:
-        raise AssertionError("an integer handle is no string")
+        raise AssertionError("an integer handle is not a string")
 
     def decimal_cells(self) -> Cells:
-        raise AssertionError("an integer handle is no decimal")
+        raise AssertionError("an integer handle is not a decimal")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """One column of common handles: a datum of each key, its flag at `at`."""
+    """One column of common handles: one datum of each key, whose flag is at `at`."""
 
     data: Bytes
     at: Ints
@@ -77,7 +77,7 @@ class KeyPart:
 
     def ints(self) -> Ints:
         self._expect(DatumFlag.INT, DatumFlag.DURATION)
-        return ordered_ints(self._words())
+        return decode_ordered_ints(self._words())
 
     def uints(self) -> Uints:
         self._expect(DatumFlag.UINT)
@@ -85,14 +85,14 @@ class KeyPart:
 
     def floats(self) -> Floats:
         self._expect(DatumFlag.FLOAT)
-        return ordered_floats(self._words())
+        return decode_ordered_floats(self._words())
 
     def decimal_cells(self) -> Cells:
         self._expect(DatumFlag.DECIMAL)
         return Cells(self.data, self.at + 1, np.where(self.valid, self.end - self.at - 1, 0), self.valid)
 
     def binary(self) -> pa.Array:
-        """The strings: of every group of nine bytes the first eight, up to the last group's padding."""
+        """Return the strings: the first eight of each group of nine bytes, without the padding at the end."""
         self._expect(DatumFlag.BYTES)
         groups = np.where(self.valid, (self.end - self.at - 1) // (_GROUP + 1), 0)
         padding = np.where(self.valid, _FULL - self.data[self.end - 1].astype(np.int64), 0)
@@ -112,15 +112,15 @@ class KeyPart:
 
 
 def common_handles(data: Bytes, begin: Ints, end: Ints, parts: int) -> list[KeyPart]:
-    """The first `parts` columns of common handles; Corrupt when a key is cut short."""
-    found, at = [], begin + PREFIX_BYTES
+    """Return the first `parts` columns of common handles; raise Corrupt when a key is cut short."""
+    columns, at = [], begin + PREFIX_BYTES
     for _ in range(parts):
         after = _datum_ends(data, at, end)
         if (after > end).any():
             raise Corrupt("a common handle is cut short; keep its key for inspection")
-        found.append(KeyPart(data, at, after, data[at] != DatumFlag.NIL))
+        columns.append(KeyPart(data, at, after, data[at] != DatumFlag.NIL))
         at = after
-    return found
+    return columns
 
 
 def _datum_ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
@@ -134,7 +134,7 @@ def _datum_ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
     if len(decimals):
         ends[decimals] += _decimal_sizes(words(data, at[decimals] + 1, "<u2").astype(np.int64))
     if not np.isin(flags, (*_FIXED_FLAGS, DatumFlag.BYTES, DatumFlag.DECIMAL, DatumFlag.NIL)).all():
-        raise Corrupt("a common handle holds an unknown flag; keep its key for inspection")
+        raise Corrupt("a common handle has an unknown flag; keep its key for inspection")
     return ends
 
 
