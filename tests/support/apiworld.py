@@ -14,9 +14,9 @@ import httpx
 
 from penstock import eventloop
 from penstock.api.app import create_app
-from penstock.api.server import served
+from penstock.api.server import serve
 from penstock.clock import SYSTEM
-from penstock.control.deployment import Deployment, deployed
+from penstock.control.deployment import Deployment, open_deployment
 from penstock.settings import ApiSettings, Settings
 from support.jobworld import JobWorld, job_world
 
@@ -65,7 +65,10 @@ class ApiWorld:
         changed = Settings.model_validate(
             {**settings.model_dump(exclude={"api"}), "api": {**_tree(settings.api), **api}}
         )
-        with deployed(changed) as deployment, blocking(served(create_app(deployment), changed.api)) as url:
+        with (
+            open_deployment(changed) as deployment,
+            blocking(serve(create_app(deployment), changed.api)) as url,
+        ):
             yield url
 
 
@@ -78,8 +81,8 @@ def api_world(folder: Path, api: Mapping[str, Any] | None = None) -> Iterator[Ap
             update={"api": ApiSettings(**tree), "up": world.settings.up.model_copy(update={"data": folder})}
         )
         with (
-            deployed(settings) as deployment,
-            blocking(served(create_app(deployment), settings.api)) as url,
+            open_deployment(settings) as deployment,
+            blocking(serve(create_app(deployment), settings.api)) as url,
             ExitStack() as closing,
         ):
             yield ApiWorld(world, deployment, url, folder, closing)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.clock import compose_ts
-from penstock.control.display import shown_ms, shown_ts
+from penstock.control.display import format_ms, format_ts
 from penstock.control.overview.model import (
     ChangefeedRow,
     FlowStage,
@@ -43,7 +43,7 @@ def overview(*, troubled: bool) -> Overview:
     problems = _problems() if troubled else []
     return Overview(
         now_ts=_ts(0),
-        now_time=shown_ms(NOW_MS),
+        now_time=format_ms(NOW_MS),
         healthy=not troubled,
         problems=problems,
         parts=_parts(troubled=troubled),
@@ -81,7 +81,7 @@ def _stages(*, troubled: bool) -> list[StageRow]:
 
 
 def _parts(*, troubled: bool) -> list[PartRow]:
-    since = shown_ms(NOW_MS - 73 * _MINUTE_MS)
+    since = format_ms(NOW_MS - 73 * _MINUTE_MS)
     kinds = (
         ("store", PartKind.STORE, "127.0.0.1:2379"),
         ("capture-1", PartKind.CAPTURE, "127.0.0.1:40111"),
@@ -99,7 +99,7 @@ def _parts(*, troubled: bool) -> list[PartRow]:
             update={
                 "state": PartState.WAITING,
                 "restarts": 3,
-                "since": shown_ms(NOW_MS - 4000),
+                "since": format_ms(NOW_MS - 4000),
                 "error": "capture.log_path is full (No space left on device); free some space, or move it",
             }
         )
@@ -117,7 +117,7 @@ def _tables(*, troubled: bool) -> list[TableRow]:
                 table=name,
                 table_id=100 + place,
                 readable_ts=_ts(lag_s),
-                readable_time=shown_ts(_ts(lag_s)),
+                readable_time=format_ts(_ts(lag_s)),
                 lag_s=lag_s,
                 changed_ts=_ts(lag_s + 20 * place),
                 captured=True,
@@ -140,7 +140,7 @@ def _feeds(*, troubled: bool) -> list[ChangefeedRow]:
             account="sys",
             state=state,
             checkpoint_ts=_ts(lag_s),
-            checkpoint_time=shown_ms(NOW_MS - int(lag_s * 1000)),
+            checkpoint_time=format_ms(NOW_MS - int(lag_s * 1000)),
             lag_s=lag_s,
             error=error,
             spool=None if level is None else spool(level),
@@ -164,7 +164,7 @@ def _jobs(*, troubled: bool) -> list[JobRow]:
             trigger="greedy",
             state=state,
             watermark=_ts(lag_s),
-            watermark_time=shown_ts(_ts(lag_s)),
+            watermark_time=format_ts(_ts(lag_s)),
             lag_s=lag_s,
             **more,
         )
@@ -228,7 +228,7 @@ def detail(row: TableRow) -> dict[str, Any]:
             {
                 "version": version,
                 "since_ts": _ts(ago),
-                "since_time": shown_ts(_ts(ago)),
+                "since_time": format_ts(_ts(ago)),
                 "table": row.table,
                 "columns": columns[:many],
             }
@@ -310,7 +310,7 @@ def found(job: str, words: str, k: int) -> dict[str, Any]:
     return {
         "job": job,
         "watermark": _ts(0.9),
-        "watermark_time": shown_ts(_ts(0.9)),
+        "watermark_time": format_ts(_ts(0.9)),
         "lag_s": 0.9,
         "complete": True,
         "rows": rows[:k],

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 
 from penstock.api import app as pages
 from penstock.api.models import ChangesPage, SearchAnswer, TableDetail, VerifyAnswer
-from penstock.control.display import shown_ms
+from penstock.control.display import format_ms
 from penstock.control.overview.model import ChangefeedRow, JobRow, Overview, TableRow
 from support import pagedata
 
@@ -116,7 +116,7 @@ def _app(world: PageWorld) -> FastAPI:
         return JSONResponse(tree, error.status_code, error.headers, "application/problem+json")
 
     app.include_router(_router(world))
-    pages.mount(app)
+    pages.mount_pages(app)
     return app
 
 
@@ -185,7 +185,7 @@ def _add_jobs(router: APIRouter, world: PageWorld) -> None:
     @router.get("/jobs/{table}/{name}")
     def one(table: str, name: str) -> dict[str, Any]:
         row = get(f"{table}/{name}")
-        began = shown_ms(pagedata.NOW_MS - 3000)
+        began = format_ms(pagedata.NOW_MS - 3000)
         spec = {
             "trigger": {"job_type": "greedy"},
             "detail": {"consumer": {"consumer": row.consumer, "options": {"uri": "s3://lake/index"}}},
@@ -194,7 +194,7 @@ def _add_jobs(router: APIRouter, world: PageWorld) -> None:
             **row.model_dump(exclude={"held_by"}),
             "paused": row.state == "paused",
             "failures": 0,
-            "created": shown_ms(pagedata.NOW_MS - 86_400_000),
+            "created": format_ms(pagedata.NOW_MS - 86_400_000),
             "iteration": {
                 "from_ts": row.watermark - 1,
                 "to_ts": row.watermark,

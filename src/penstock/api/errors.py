@@ -1,4 +1,7 @@
-"""Errors as answers: RFC 9457, one line that says what is wrong and what to do, never a row's value."""
+"""Errors as HTTP answers in the format of RFC 9457: one line with the problem and the remedy.
+
+An answer never contains a value of a row.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -27,13 +30,21 @@ from penstock.errors import (
 )
 from penstock.jobs.error_codes import failure_of
 
-__all__ = ["MEDIA_TYPE", "ProblemError", "answer", "declared", "failed", "handlers", "refused"]
+__all__ = [
+    "MEDIA_TYPE",
+    "ProblemError",
+    "answer_failure",
+    "answer_problem",
+    "answer_refusal",
+    "handlers",
+    "problem_responses",
+]
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
 _log = logging.getLogger(__name__)
 
-_STATUSES: tuple[tuple[type[PenstockError], int], ...] = (  # the first that fits
+_STATUSES: tuple[tuple[type[PenstockError], int], ...] = (  # the first that matches counts
     (TenantRefused, 403),
     (NotFound, 404),
     (AlreadyExists, 409),
@@ -48,7 +59,7 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (  # the first that fit
 
 
 class ProblemError(HTTPException):
-    """A refusal of the API's own: `why` counts it among those refused."""
+    """A refusal by the API itself. With `why`, the metric of refused requests counts it under that label."""
 
     def __init__(
         self, status: int, detail: str, *, why: str = "", headers: Mapping[str, str] | None = None
@@ -57,8 +68,8 @@ class ProblemError(HTTPException):
         self.why = why
 
 
-def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """A problem as an answer; one that passes says when to come again."""
+def answer_problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a problem as an answer; a 503 gets a Retry-After header."""
     body = ProblemDetails(title=HTTPStatus(status).phrase, status=status, detail=detail)
     retry = {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
     return JSONResponse(
@@ -66,25 +77,25 @@ def answer(status: int, detail: str, headers: Mapping[str, str] | None = None) -
     )
 
 
-def failed(error: BaseException) -> Response:
-    """The answer to what nobody expected. What is told and logged has no value of a row in it."""
+def answer_failure(error: BaseException) -> Response:
+    """Return the answer to an error that no route has handled. Answer and log contain no value of a row."""
     if isinstance(error, PenstockError):
-        return _penstock(error)
+        return _answer_penstock_error(error)
     _log.error("a request failed", extra={"reason": failure_of(error).message})
-    return answer(500, "something unexpected happened; the log of the API says where")
+    return answer_problem(500, "an unexpected error happened; the log of the API says where")
 
 
 def handlers() -> dict[Any, Any]:
-    """Which error is answered by what."""
+    """Return the exception handlers of the application."""
     return {
-        PenstockError: lambda _, error: _penstock(error),
-        RequestValidationError: _unreadable,
-        HTTPException: lambda _, error: refused(error),
+        PenstockError: lambda _, error: _answer_penstock_error(error),
+        RequestValidationError: _answer_invalid_request,
+        HTTPException: lambda _, error: answer_refusal(error),
     }
 
 
-def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What an operation says of the problems that it may answer."""
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI responses of the problems that an operation may answer."""
     schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
@@ -92,25 +103,24 @@ def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def _penstock(error: PenstockError) -> Response:
+def _answer_penstock_error(error: PenstockError) -> Response:
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("a request failed", extra={"reason": str(error)})
-    return answer(status, " ".join(str(error).split()))
+    return answer_problem(status, " ".join(str(error).split()))
 
 
-def _unreadable(_request: Request, error: RequestValidationError) -> Response:
+def _answer_invalid_request(_request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return answer(400, f"{where} is refused: {first['msg']}")
+    return answer_problem(400, f"{where} is refused: {first['msg']}")
 
 
-def refused(error: HTTPException) -> Response:
-    """The answer to what the API itself, or the router, refuses."""
+def answer_refusal(error: HTTPException) -> Response:
+    """Return the answer to a refusal by the API itself, or by the router."""
     if isinstance(error, ProblemError) and error.why:
         metrics.API_REFUSED_TOTAL.labels(error.why).inc()
-    said = {404: "there is nothing here; /openapi.json says what there is"}
-    detail = (
-        error.detail if isinstance(error, ProblemError) else said.get(error.status_code, str(error.detail))
-    )
-    return answer(error.status_code, detail, error.headers)
+    detail = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND and not isinstance(error, ProblemError):
+        detail = "there is nothing at this path; /openapi.json lists the paths"
+    return answer_problem(error.status_code, detail, error.headers)

@@ -1,6 +1,6 @@
-"""How much one request may bring, how many read at a time, and how long an answer may take to be taken.
+"""Limits on bodies, on concurrent reads and on the time of an answer; the log line and metrics of a request.
 
-What is known of requests afterwards: a line in the log, and metrics. Never a query, a header or a body.
+Log and metrics never contain a query, a header or a body.
 """
 
 import asyncio
@@ -17,62 +17,64 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import metrics
-from penstock.api.errors import ProblemError, failed, refused
+from penstock.api.errors import ProblemError, answer_failure, answer_refusal
 from penstock.clock import Clock
 
-__all__ = ["BodyLimit", "Observed", "Readers", "StreamedAnswer"]
+__all__ = ["BodyLimit", "Readers", "RequestLog", "StreamedAnswer"]
 
 
 _ANSWER_S = 600.0
 
 
 class BodyLimit:
-    """Refuses bodies of more than `nbytes`, also those that do not say beforehand how long they are."""
+    """Refuses bodies of more than `nbytes`, also those without a Content-Length."""
 
     def __init__(self, app: ASGIApp, *, nbytes: int) -> None:
         self._app = app
         self._nbytes = nbytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Refuse a body that is declared too long; count the bytes of the others while they come."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        said = Headers(scope=scope).get("content-length", "0")
-        if said.isascii() and said.isdigit() and int(said) > self._nbytes:
-            await refused(self._problem())(scope, receive, send)
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length) > self._nbytes:
+            await answer_refusal(self._problem())(scope, receive, send)
             return
-        taken = 0
+        received = 0
 
-        async def counted() -> Message:
-            nonlocal taken
+        async def receive_counted() -> Message:
+            nonlocal received
             message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self._nbytes:
+            received += len(message.get("body", b""))
+            if received > self._nbytes:
                 raise self._problem()
             return message
 
-        await self._app(scope, counted, send)
+        await self._app(scope, receive_counted, send)
 
     def _problem(self) -> ProblemError:
-        return ProblemError(413, f"the body has more than {self._nbytes} bytes (api.body_bytes)", why="body")
+        return ProblemError(
+            413, f"the body has more than {self._nbytes} bytes (api.body_bytes); send less", why="body"
+        )
 
 
 class Readers:
-    """Lets `count` reads happen at a time; others are told to come again.
+    """Allows `count` reads at a time; refuses others with a 503.
 
-    Where there are several accounts none has all of them: one place is left for the others.
+    With several accounts, one account has at most `count - 1` reads, so that the others are not shut out.
     """
 
     def __init__(self, count: int, *, accounts: int = 1) -> None:
         self._count = count
-        self._each = max(count - 1, 1) if accounts > 1 else count
+        self._account_count = max(count - 1, 1) if accounts > 1 else count
         self._lock = threading.Lock()
         self._reading: Counter[str] = Counter()
 
     @contextmanager
     def reading(self, account: str) -> Iterator[None]:
-        """Read within the block; raise a 503 problem when too many read."""
+        """Count a read during the block; raise a 503 problem when there are too many."""
         self._enter(account)
         try:
             yield
@@ -82,21 +84,21 @@ class Readers:
 
     def _enter(self, account: str) -> None:
         with self._lock:
-            if self._reading.total() < self._count and self._reading[account] < self._each:
+            if self._reading.total() < self._count and self._reading[account] < self._account_count:
                 self._reading[account] += 1
                 return
         raise ProblemError(
             503,
-            "as many reads are under way as may be (api.readers); come again in a moment",
+            "too many reads run at the same time (api.readers); try again in a moment",
             why="readers",
             headers={"Retry-After": "1"},
         )
 
 
 class StreamedAnswer(StreamingResponse):
-    """An answer that is made while it is sent. `closing` is closed in the end, whatever happens.
+    """An answer that is produced while it is sent. `closing` is closed at the end, whatever happens.
 
-    A client that takes it too slowly is left: what it holds is needed by others.
+    An answer that takes too long is cut off: others need the reader that it holds.
     """
 
     def __init__(self, content: Iterator[bytes], **rest: Any) -> None:
@@ -104,7 +106,7 @@ class StreamedAnswer(StreamingResponse):
         self.closing = ExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Send the answer within the time limit, then close `closing`."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 await super().__call__(scope, receive, send)
@@ -117,39 +119,42 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 _log = logging.getLogger(__name__)
 
 
-class Observed:
-    """Tells what became of every request, and answers for what nobody caught."""
+class RequestLog:
+    """Logs and counts every request, and answers errors that nothing else has handled."""
 
     def __init__(self, app: ASGIApp, *, clock: Clock) -> None:
         self._app = app
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI. An answer that broke off is left unfinished: the server closes the connection."""
+        """Pass the request on.
+
+        An answer that fails after its start stays unfinished: the server closes the connection.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = self._clock.monotonic()
         status = 0
 
-        async def noted(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
-        except Exception as error:  # noqa: BLE001 - the last one who can answer
-            answer = failed(error)
+            await self._app(scope, receive, send_noted)
+        except Exception as error:  # noqa: BLE001 - the last place that can answer
+            answer = answer_failure(error)
             if not status:
-                await answer(scope, receive, noted)
+                await answer(scope, receive, send_noted)
             else:
                 _log.warning("an answer broke off", extra={"path": _path(scope)})
         finally:
-            self._tell(scope, status, self._clock.monotonic() - began)
+            self._record(scope, status, self._clock.monotonic() - began)
 
-    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         route = getattr(scope.get("route"), "path", "none")
         metrics.API_REQUESTS_TOTAL.labels(method, route, str(status)).inc()
@@ -169,6 +174,6 @@ class Observed:
 
 
 def _path(scope: Scope) -> str:
-    """As it was sent, without its query: what is escaped stays so, and no line can be forged."""
+    """Return the path as it was sent, without its query. Escapes stay, so that it cannot forge a log line."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "backslashreplace")
     return ascii(raw.partition(b"?")[0].decode("ascii", "backslashreplace"))[1:-1][:500]

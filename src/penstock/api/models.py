@@ -1,4 +1,4 @@
-"""What the API is asked, and what it answers."""
+"""The requests and answers of the API."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -36,8 +36,8 @@ __all__ = [
     "NewJob",
     "ProblemDetails",
     "Readiness",
+    "RepairAnswer",
     "RepairRequest",
-    "Repaired",
     "SearchAnswer",
     "SearchRequest",
     "TableDetail",
@@ -52,8 +52,8 @@ JobName = Annotated[
 Ts = Annotated[int, Field(ge=0)]
 
 
-def _strictly(tree: Any) -> Any:
-    """A spec by JSON's own types: files of specs may have texts for numbers, requests may not."""
+def _parse_spec(tree: Any) -> Any:
+    """Return a spec by JSON's own types: a spec file may have texts for numbers, a request may not."""
     try:
         return JobSpec.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
@@ -62,17 +62,17 @@ def _strictly(tree: Any) -> Any:
         raise ValueError(f"{where}: {first['msg']}") from None
 
 
-Spec = Annotated[JobSpec, BeforeValidator(_strictly)]
+Spec = Annotated[JobSpec, BeforeValidator(_parse_spec)]
 
 
 class _Answer(BaseModel):
-    """What is answered may have more than is declared: views grow."""
+    """An answer may have more fields than are declared, because views grow."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
 
-class _Wish(BaseModel):
-    """What is asked has nothing but what is declared."""
+class _Request(BaseModel):
+    """A request has no fields but the declared ones."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
@@ -90,21 +90,21 @@ class ProblemDetails(_Answer):
 
 
 class HealthModel(_Answer):
-    """That the process answers."""
+    """The process answers."""
 
     status: Literal["ok"]
 
 
 class Readiness(_Answer):
-    """Whether requests can be carried out."""
+    """Whether the API can serve requests."""
 
     ready: bool
     reasons: list[str]
-    """Why not."""
+    """Why it cannot."""
 
 
 class Me(_Answer):
-    """Who asks."""
+    """The caller of the request."""
 
     account: str
     admin: bool
@@ -115,13 +115,13 @@ class ColumnModel(_Answer):
 
     name: str
     type: str
-    """As SQL writes it."""
+    """The type as SQL writes it."""
     nullable: bool
     primary_key: bool
 
 
 class TableSummary(_Answer):
-    """How far a table can be read."""
+    """A table, and up to where it can be read."""
 
     table: str
     table_id: int
@@ -130,7 +130,7 @@ class TableSummary(_Answer):
     readable_ts: Ts | None
     readable_time: str | None
     changed_ts: Ts | None
-    """There is no change after it, up to readable_ts."""
+    """No change up to readable_ts is newer than this timestamp."""
     lag_s: float | None
 
 
@@ -145,7 +145,7 @@ class SchemaOfTable(_Answer):
 
 
 class ObjectsOfKind(_Answer):
-    """What there is of one kind of objects."""
+    """The objects of one side and kind of a table."""
 
     side: str
     kind: str
@@ -157,7 +157,7 @@ class ObjectsOfKind(_Answer):
 
 
 class ObjectSpan(_Answer):
-    """An object: what it holds was committed from from_ts to to_ts."""
+    """An object with rows that were committed from from_ts to to_ts."""
 
     kind: str
     side: str
@@ -166,21 +166,21 @@ class ObjectSpan(_Answer):
     rows: int
     bytes: int
     replaced_ts: Ts | None
-    """From when on another object stands for it."""
+    """When another object replaced it."""
 
 
 class TableDetail(TableSummary):
-    """Everything that is known of a table."""
+    """The columns, schema versions and objects of a table."""
 
     oldest_ts: Ts | None
-    """History before it is gone."""
+    """History before this timestamp is gone."""
     flushed_ts: Ts | None
-    """Everything up to it is in objects."""
+    """Every change up to this timestamp is in objects."""
     columns: list[ColumnModel]
     schemas: list[SchemaOfTable]
     kinds: list[ObjectsOfKind]
     objects: list[ObjectSpan]
-    """The newest ones."""
+    """The newest objects."""
     objects_left_off: int
 
 
@@ -191,17 +191,17 @@ class ChangesPage(_Answer):
     from_ts: Ts
     to_ts: Ts
     rows: list[dict[str, Any]]
-    """Each has _op (insert, update, delete) and _commit_ts, then its columns."""
+    """Each row has _op (insert, update, delete) and _commit_ts, then its columns."""
     more: bool
-    """Whether the range has more."""
+    """Whether the range has more changes."""
     next_from_ts: Ts | None
-    """Where to go on, with the same to_ts; none at the end."""
+    """The from_ts of the next page, with the same to_ts; null at the end."""
     next_skip: int
-    """What to give as `skip` then."""
+    """The `skip` of the next page."""
 
 
 class ChangefeedModel(_Answer):
-    """How a changefeed does."""
+    """The state and lag of a changefeed."""
 
     id: str
     account: str
@@ -213,7 +213,7 @@ class ChangefeedModel(_Answer):
 
 
 class ChangefeedDetail(ChangefeedModel):
-    """Everything that is known of a changefeed, without its secrets."""
+    """The state and settings of a changefeed, with secrets masked."""
 
     start_ts: Ts
     snapshot: bool
@@ -221,8 +221,8 @@ class ChangefeedDetail(ChangefeedModel):
     settings: dict[str, Any]
 
 
-class ChangefeedPatch(_Wish):
-    """What is to be changed of a paused changefeed; what is left out stays. See the settings' changefeeds."""
+class ChangefeedPatch(_Request):
+    """Changes of a paused changefeed; omitted fields stay. Fields as in the settings' changefeeds."""
 
     sink_uri: SecretStr = SecretStr("")
     sink: dict[str, str] = Field({}, repr=False)
@@ -235,30 +235,30 @@ class ChangefeedPatch(_Wish):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What was given, as it is kept: with its secrets."""
-        found = self.model_dump(mode="json", exclude_unset=True)
-        if "sink_uri" in found:
-            found["sink_uri"] = self.sink_uri.get_secret_value()
-        return found
+        """The given fields as they are stored, with secrets."""
+        changes = self.model_dump(mode="json", exclude_unset=True)
+        if "sink_uri" in changes:
+            changes["sink_uri"] = self.sink_uri.get_secret_value()
+        return changes
 
 
 class NewChangefeed(ChangefeedPatch):
-    """A changefeed that is to be made. See the settings' changefeeds."""
+    """A changefeed to create. Fields as in the settings' changefeeds."""
 
     id: FeedName
-    """Its name; no other changefeed has it, whosever that is."""
+    """Its name, unique among the changefeeds of all accounts."""
     sink_uri: SecretStr
     start: Literal["now", "snapshot"] | Annotated[int, Field(ge=1)] = "now"
 
     @property
-    def wanted(self) -> ChangefeedSettings:
-        """What it is to do; raise Invalid when that is nothing."""
+    def settings(self) -> ChangefeedSettings:
+        """Its settings. Raises Invalid when they are wrong."""
         tree = {name: value for name, value in self.changes.items() if name != "id"}
         return parse_changefeed(tree, origin=f"changefeed {self.id}")
 
 
 class JobSummary(_Answer):
-    """How a job does."""
+    """The state and freshness of a job."""
 
     job: str
     consumer: str
@@ -268,13 +268,13 @@ class JobSummary(_Answer):
     watermark_time: str | None
     lag_s: float | None = None
     lacks: str | None = None
-    """Why the target is not as fresh as its source, if it is not."""
+    """Why changes are missing in the target; null when none is."""
     error_code: int
     error: str
 
 
 class JobDetail(JobSummary):
-    """Everything that is known of a job, without its secrets."""
+    """The state, spec and last iteration of a job, with secrets masked."""
 
     paused: bool
     failures: int
@@ -285,31 +285,31 @@ class JobDetail(JobSummary):
     spec: dict[str, Any]
 
 
-class NewJob(_Wish):
-    """A job that is to be registered."""
+class NewJob(_Request):
+    """A job to register."""
 
     job: JobName
     """Its name, as database.table/job."""
     spec: Spec
 
 
-class JobPatch(_Wish):
-    """What is to be changed of a job; what is left out stays."""
+class JobPatch(_Request):
+    """Changes of a job; what is left out stays."""
 
     spec: Spec = JobSpec()
     interrupt: bool = False
-    """Whether the iteration that is queued or running ends, so that it counts at once."""
+    """Whether to end the queued or running iteration, so that the change applies at once."""
 
 
-class RepairRequest(_Wish):
-    """How a target is to be repaired."""
+class RepairRequest(_Request):
+    """How to repair a target."""
 
     rebuild: bool = False
-    """Whether it is filled anew, whatever it is."""
+    """Whether to fill the target again from the start, whatever it contains."""
 
 
 class VerifyAnswer(_Answer):
-    """What a comparison of a target with its source found."""
+    """The result of comparing a target with its source."""
 
     job: str
     same: bool
@@ -323,31 +323,31 @@ class VerifyAnswer(_Answer):
     duplicates: int
 
 
-class Repaired(_Answer):
-    """What a repair did."""
+class RepairAnswer(_Answer):
+    """The action that a repair took."""
 
     job: str
     action: str
     table_id: int
 
 
-class SearchRequest(_Wish):
-    """What an index is asked: words, or a vector."""
+class SearchRequest(_Request):
+    """A search of an index, by words or by a vector."""
 
     words: str | None = Field(None, max_length=10_000)
     vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = Field(None, max_length=65_536)
     k: int = Field(10, ge=1, le=10_000)
-    """How many rows."""
+    """The number of rows to return."""
     filter: str | None = Field(None, max_length=16_384)
-    """SQL condition that rows have to meet."""
+    """An SQL condition on the rows."""
     columns: list[str] | None = Field(None, max_length=4096)
-    """Columns to show; none: all."""
+    """Columns to return; null for all."""
     all: bool = False
-    """Whether only rows count that have all of the words."""
+    """Whether a row must contain all of the words."""
 
 
 class SearchAnswer(_Answer):
-    """What an index found, and how fresh that is."""
+    """The rows that an index found, and how fresh they are."""
 
     job: str
     watermark: Ts

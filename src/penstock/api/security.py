@@ -1,8 +1,6 @@
-"""What stands before every route: by which names it is asked, by whom, how often; what browsers are told.
+"""What every request passes before its route: host names, callers by bearer token, rate limits, safe headers.
 
-Who asks: accounts by their bearer tokens, and what each may see.
-
-How many requests each caller may make. Pure: the time is an argument.
+`Gate` refuses requests, `TokenAccounts` finds callers, `RateLimit` is pure: the time is an argument.
 """
 
 import hashlib
@@ -20,36 +18,36 @@ from fastapi.security.utils import get_authorization_scheme_param
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.api.errors import ProblemError, refused
+from penstock.api.errors import ProblemError, answer_refusal
 from penstock.clock import Clock
 from penstock.settings import AccountSettings, ApiSettings
-from penstock.settings.network import is_loopback, parted
+from penstock.settings.network import is_loopback, split_address
 from penstock.tables.accounts import SYSTEM
 
 __all__ = [
     "Admin",
-    "Asking",
+    "Authenticated",
     "Caller",
     "Gate",
     "RateLimit",
     "SafeHeaders",
     "TokenAccounts",
-    "admin",
-    "asked_names",
-    "asking",
+    "accepted_hosts",
     "host_of",
-    "known",
+    "known_caller",
+    "require_admin",
+    "require_caller",
 ]
 
 
 _SCHEME = HTTPBearer(
-    auto_error=False, description="Token of an account (api.accounts); not asked for when there are none."
+    auto_error=False, description="Token of an account (api.accounts); not needed when there are no accounts."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An account that asks. An admin sees and touches everything."""
+    """The account of a request. An admin may read and change everything."""
 
     name: str
     admin: bool
@@ -57,32 +55,38 @@ class Caller:
 
     @property
     def account(self) -> str | None:
-        """The account whose things it sees; None: everybody's."""
+        """The account whose objects it sees; None when it sees those of all accounts."""
         return None if self.admin else self.name
 
 
-_ANYBODY = Caller(SYSTEM.name, admin=True)
+_ANYONE = Caller(SYSTEM.name, admin=True)
 
 
 class TokenAccounts:
-    """Callers by their tokens. Without accounts anybody is an admin: only loopback is served then."""
+    """Callers by their tokens. Without accounts every caller is an admin; then only loopback is served."""
 
     def __init__(self, accounts: Mapping[str, AccountSettings]) -> None:
-        """Raises Invalid when the file of a token cannot be used."""
+        """Read the tokens; raise Invalid when the file of a token cannot be used."""
         self._known = [
-            (_digest(each.read_token(name).get_secret_value()), Caller(name, each.admin, each.targets))
-            for name, each in accounts.items()
+            (
+                _digest(account.read_token(name).get_secret_value()),
+                Caller(name, account.admin, account.targets),
+            )
+            for name, account in accounts.items()
         ]
 
     @property
     def open(self) -> bool:
-        """Whether there are none."""
+        """Whether there are no accounts, so that no token is needed."""
         return not self._known
 
     def caller(self, authorization: str | None) -> Caller | None:
-        """Who has the token of a header; None: nobody. Takes the same time for every token."""
+        """Return the caller of an Authorization header; None when its token is unknown.
+
+        It takes the same time for every token, so that the time does not reveal one.
+        """
         if not self._known:
-            return _ANYBODY
+            return _ANYONE
         scheme, token = get_authorization_scheme_param(authorization)
         given = _digest(token)
         found = None
@@ -92,36 +96,36 @@ class TokenAccounts:
         return found if scheme.lower() == "bearer" else None
 
 
-def known(request: Request) -> Caller | None:
-    """Who asks, as the gate has found; None: nobody that is known."""
+def known_caller(request: Request) -> Caller | None:
+    """Return the caller that the gate has found; None when the request has no known token."""
     found: Caller | None = getattr(request.state, "caller", None)
     return found
 
 
-def asking(request: Request, _token: Annotated[object, Depends(_SCHEME)]) -> Caller:
-    """Who asks; raise a 401 problem when that is nobody."""
-    caller = known(request)
+def require_caller(request: Request, _token: Annotated[object, Depends(_SCHEME)]) -> Caller:
+    """Return the caller; raise a 401 problem when there is none."""
+    caller = known_caller(request)
     if caller is None:
         raise ProblemError(
             401,
-            "this needs the token of an account; send Authorization: Bearer",
+            "the request needs the token of an account; send Authorization: Bearer TOKEN",
             why="token",
             headers={"WWW-Authenticate": "Bearer"},
         )
     return caller
 
 
-Asking = Annotated[Caller, Depends(asking)]
+Authenticated = Annotated[Caller, Depends(require_caller)]
 
 
-def admin(caller: Asking) -> Caller:
-    """Who asks, an admin; raise a 403 problem when it is none."""
+def require_admin(caller: Authenticated) -> Caller:
+    """Return the caller; raise a 403 problem when it is not an admin."""
     if not caller.admin:
-        raise ProblemError(403, "this is for admins; ask with the token of one", why="admin")
+        raise ProblemError(403, "the request is for admins only; send the token of an admin", why="admin")
     return caller
 
 
-Admin = Annotated[Caller, Depends(admin)]
+Admin = Annotated[Caller, Depends(require_admin)]
 
 
 def _digest(token: str) -> bytes:
@@ -132,20 +136,22 @@ _KEYS_MAX = 10_000
 
 
 class RateLimit:
-    """A bucket of `burst` tokens for each key, which gets `per_s` tokens in a second; a request takes one.
+    """A bucket of `burst` tokens for each key, refilled with `per_s` tokens per second; a request takes one.
 
-    Keys that were not seen for long are forgotten when there are more than `keys_max`: their buckets are
-    full again, unless more callers than that come within a burst.
+    Above `keys_max` keys the least recently used one is dropped. Its bucket would be full again by then,
+    unless more callers than that come within one burst.
     """
 
     def __init__(self, per_s: float, burst: int, *, keys_max: int = _KEYS_MAX) -> None:
         self._per_s = per_s
         self._burst = burst
         self._keys_max = keys_max
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, at what time
+        self._buckets: OrderedDict[str, tuple[float, float]] = (
+            OrderedDict()
+        )  # tokens, and when they were counted
 
     def take(self, key: str, now: float) -> float:
-        """Take a token; 0, or how many seconds it takes until there is one."""
+        """Take a token and return 0; without a token, return the seconds until there is one."""
         tokens, at = self._buckets.pop(key, (float(self._burst), now))
         tokens = min(float(self._burst), tokens + max(0.0, now - at) * self._per_s)
         wait = 0.0 if tokens >= 1 else (1 - tokens) / self._per_s
@@ -171,15 +177,15 @@ _HEADERS = {
 _TLS_ONLY = {"Strict-Transport-Security": "max-age=31536000"}
 
 
-def asked_names(settings: ApiSettings) -> frozenset[str]:
-    """The names by which the API may be asked: those of the settings, its own, loopback's if it is there."""
-    host = parted(settings.addr)[0]
+def accepted_hosts(settings: ApiSettings) -> frozenset[str]:
+    """Return the host names that requests may use: those of the settings, its own, and loopback's."""
+    host = split_address(settings.addr)[0]
     own = (host, *_LOOPBACK) if is_loopback(settings.addr) else (host,)
     return frozenset(name.lower() for name in (*settings.hosts, *own))
 
 
 def host_of(authority: str) -> str:
-    """The name in what a Host header says, in small letters; empty when it is none."""
+    """Return the host of a Host header in lower case; empty when the header is malformed."""
     try:
         return (urlsplit(f"//{authority}").hostname or "").lower()
     except ValueError:
@@ -187,10 +193,11 @@ def host_of(authority: str) -> str:
 
 
 class Gate:
-    """Refuses requests under foreign names, of foreign pages and of callers that ask too often.
+    """Refuses requests with unknown host names, from pages of other origins, and above the rate limit.
 
-    A foreign name means that some page made its own name lead here, to read with the rights of whoever looks
-    at it. Who asks is put into the request's state; whether a token is needed is for the routes to say.
+    An unknown host name is a sign of DNS rebinding: a page has pointed its own name here, to read with the
+    rights of its visitor. The gate puts the caller into the request's state; the routes decide whether they
+    need one.
     """
 
     def __init__(
@@ -203,41 +210,47 @@ class Gate:
         free: Iterable[str] = (),
     ) -> None:
         self._app = app
-        self._names = asked_names(settings)
+        self._names = accepted_hosts(settings)
         self._accounts = accounts
         self._clock = clock
-        self._free = frozenset(free)  # paths that are not counted: those of probes
+        self._free = frozenset(free)  # paths without a rate limit: those of probes
         self._rate = RateLimit(settings.requests_per_s, settings.requests_burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Answer a refused request; pass the others on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
             self._check(scope, Headers(scope=scope))
         except ProblemError as problem:
-            await refused(problem)(scope, receive, send)
+            await answer_refusal(problem)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         if host_of(headers.get("host", "")) not in self._names:
-            raise ProblemError(421, "the API is not known by this name; add it to api.hosts", why="host")
+            raise ProblemError(
+                421, "the host name of the request is unknown; add it to api.hosts", why="host"
+            )
         if scope["method"] not in _SAFE_METHODS and self._is_foreign(headers):
-            raise ProblemError(403, "a page of another origin may not change anything here", why="origin")
+            raise ProblemError(
+                403,
+                "a page of another origin may not change anything; use the pages of this API",
+                why="origin",
+            )
         caller = self._accounts.caller(headers.get("authorization"))
         scope.setdefault("state", {})["caller"] = caller
         if scope["path"] in self._free:
             return
         address = (scope.get("client") or ("unknown",))[0]
-        named = None if self._accounts.open else caller
-        key = f"address {address}" if named is None else f"account {named.name}"
+        account = None if self._accounts.open else caller
+        key = f"address {address}" if account is None else f"account {account.name}"
         wait = self._rate.take(key, self._clock.monotonic())
         if wait:
             raise ProblemError(
                 429,
-                "too many requests (api.requests_per_s); wait as long as Retry-After says",
+                "too many requests (api.requests_per_s); retry after the seconds of Retry-After",
                 why="rate",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
@@ -250,14 +263,14 @@ class Gate:
 
 
 class SafeHeaders:
-    """Puts on every answer what keeps browsers from doing more with it than it is for."""
+    """Adds security headers to every answer, which restrict what browsers do with it."""
 
     def __init__(self, app: ASGIApp, *, tls: bool) -> None:
         self._app = app
         self._headers = {**_HEADERS, **(_TLS_ONLY if tls else {})}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Pass the request on, and add the headers to its answer."""
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""The API as a service: its socket, its certificate, and a server that ends in an orderly way."""
+"""Serves the API: its socket, its certificate, and a server that lets running requests end."""
 
 import asyncio
 import socket
@@ -14,9 +14,9 @@ from penstock.api.deployment import LateDeployment
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ApiSettings, ServerTlsSettings, Settings
-from penstock.settings.network import is_everywhere, is_loopback, joined, parted
+from penstock.settings.network import is_everywhere, is_loopback, join_address, split_address
 
-__all__ = ["check_exposure", "listening", "run", "served", "tls_context"]
+__all__ = ["check_exposure", "open_listener", "run", "serve", "tls_context"]
 
 _BACKLOG = 512
 _CONNECTIONS_MAX = 1000
@@ -24,15 +24,15 @@ _END_S = 10
 
 
 async def run(settings: Settings, *, ready: Callable[[str], None], clock: Clock = SYSTEM) -> None:
-    """Serve until it is cancelled; requests that are under way then may end. `ready` is told the URL.
+    """Serve until cancelled, then let running requests end. `ready` is called with the URL.
 
-    The cluster may be away: requests are told so until it is there. Raises Invalid when a setting cannot
-    work, Unavailable when the address cannot be listened on.
+    While the cluster is away, requests are answered with 503. Raises Invalid when a setting cannot work,
+    Unavailable when the address cannot be listened on.
     """
     check_exposure(settings.api)
     reach = LateDeployment(settings, clock=clock)
     try:
-        async with served(create_app(reach, clock=clock), settings.api) as url:
+        async with serve(create_app(reach, clock=clock), settings.api) as url:
             ready(url)
             await asyncio.Event().wait()
     finally:
@@ -40,13 +40,13 @@ async def run(settings: Settings, *, ready: Callable[[str], None], clock: Clock 
 
 
 @asynccontextmanager
-async def served(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
-    """Serve an application within the block, at the URL that is yielded. Raises as `run` does.
+async def serve(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
+    """Serve an application during the block; yield its URL. Raises as `run` does.
 
-    Signals are not the server's business: it runs beside the main thread.
+    The server handles no signals, because it does not run in the main thread.
     """
     context = None if api.tls is None else tls_context(api.tls)
-    with listening(api.addr) as listener:
+    with open_listener(api.addr) as listener:
         config = uvicorn.Config(
             app,
             http="h11",
@@ -55,7 +55,7 @@ async def served(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # who asks is who connects
+            proxy_headers=False,  # the client is the peer of the connection
             limit_concurrency=_CONNECTIONS_MAX,
             timeout_graceful_shutdown=_END_S,
             ssl_context_factory=None if context is None else lambda _config, _default: context,
@@ -64,33 +64,33 @@ async def served(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="penstock-api")
         host, port = listener.getsockname()[:2]
         try:
-            yield f"{'http' if context is None else 'https'}://{joined(host, port)}"
+            yield f"{'http' if context is None else 'https'}://{join_address(host, port)}"
         finally:
             server.should_exit = True
             try:
                 await asyncio.shield(serving)
-            except asyncio.CancelledError:  # asked again, by somebody who does not want to wait
+            except asyncio.CancelledError:  # a second cancellation: do not wait any longer
                 server.force_exit = True
                 await serving
                 raise
 
 
 def check_exposure(api: ApiSettings) -> None:
-    """Raise Invalid when others than this machine could reach what nothing guards."""
+    """Raise Invalid when other machines could reach an API without TLS, accounts or host names."""
     if is_loopback(api.addr):
         return
-    lacking = [f"api.{name}" for name, given in (("tls", api.tls), ("accounts", api.accounts)) if not given]
-    if is_everywhere(parted(api.addr)[0]) and not api.hosts:
-        lacking.append("api.hosts")
-    if lacking:
+    missing = [f"api.{name}" for name, given in (("tls", api.tls), ("accounts", api.accounts)) if not given]
+    if is_everywhere(split_address(api.addr)[0]) and not api.hosts:
+        missing.append("api.hosts")
+    if missing:
         raise Invalid(
-            f"api.addr {api.addr} can be reached from other machines; set {' and '.join(lacking)}, or listen"
+            f"api.addr {api.addr} can be reached from other machines; set {' and '.join(missing)}, or listen"
             " on 127.0.0.1"
         )
 
 
 def tls_context(tls: ServerTlsSettings) -> ssl.SSLContext:
-    """What the server shows, and asks of clients; raise Invalid when a file cannot be used."""
+    """Return the TLS context of the server; raise Invalid when a file cannot be used."""
     tls.read()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -101,16 +101,16 @@ def tls_context(tls: ServerTlsSettings) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_REQUIRED
     except (ssl.SSLError, OSError) as error:
         raise Invalid(
-            "the files of api.tls are no certificate with its key, or no authority; check api.tls.*_path"
+            "the files of api.tls are not a certificate with its key, or no authority; check api.tls.*_path"
         ) from error
     return context
 
 
-def listening(addr: str) -> socket.socket:
-    """A socket that listens; raise Unavailable when the address cannot be had."""
-    host, port = parted(addr)
+def open_listener(addr: str) -> socket.socket:
+    """Return a listening socket; raise Unavailable when the address cannot be listened on."""
+    host, port = split_address(addr)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small answers at once (TCP_NODELAY) on sockets that say they are TCP's; others wait 40 ms.
+    # With IPPROTO_TCP named, asyncio sets TCP_NODELAY; without it small answers wait 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,6 +119,7 @@ def listening(addr: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Unavailable(
-            f"api.addr {addr} cannot be listened on ({error.strerror}); stop who does, or choose another"
+            f"api.addr {addr} cannot be listened on ({error.strerror}); stop the process that uses it, or"
+            " choose another"
         ) from error
     return listener

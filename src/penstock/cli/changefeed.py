@@ -1,4 +1,4 @@
-"""`penstock changefeed`: changes as files on object storage, by commands that TiCDC's users know."""
+"""`penstock changefeed`: changes as files on object storage. The commands are named as TiCDC's."""
 
 import sys
 from pathlib import Path
@@ -7,31 +7,32 @@ from typing import Annotated, Any
 import typer
 
 from penstock import process
-from penstock.cli.output import MetricsAddr, load, print_json
+from penstock.cli.output import MetricsAddr, load_settings, print_json
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Send changes of tables to object storage, as files.", no_args_is_help=True)
+app = typer.Typer(help="Write the changes of tables to object storage as files.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the changefeed.", show_default=False)]
 Config = Annotated[Path | None, typer.Option(help="Settings file (YAML).")]
 Pd = Annotated[list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SinkUri = Annotated[
-    str | None, typer.Option(help="Where files go: s3://bucket/prefix?protocol=canal-json, file:///... .")
+    str | None,
+    typer.Option(help="Where to write files: s3://bucket/prefix?protocol=canal-json, file:///... ."),
 ]
 Tables = Annotated[
     list[str] | None, typer.Option("--table", help="Pattern of tables, as in shop.*; may be repeated.")
 ]
-TargetTs = Annotated[int | None, typer.Option(help="Timestamp at which it ends.")]
+TargetTs = Annotated[int | None, typer.Option(help="Timestamp at which the changefeed ends.")]
 
 
 @app.callback()
 def _root(context: typer.Context) -> None:
-    """What a command answers is all that it says, unless somebody asks for more."""
-    asked = context.parent.params if context.parent is not None else {}
-    if asked.get("log_level") is None and context.invoked_subcommand != "run":
-        process.configure(style=asked["log_format"].value, level="WARNING")
+    """Log only warnings for commands that print an answer, unless --log-level is given."""
+    options = context.parent.params if context.parent is not None else {}
+    if options.get("log_level") is None and context.invoked_subcommand != "run":
+        process.configure_logs(style=options["log_format"].value, level="WARNING")
 
 
 @app.command()
@@ -46,63 +47,63 @@ def create(
     config: Config = None,
     pd: Pd = None,
 ) -> None:
-    """Create a changefeed, of the options and what the settings file says under its name."""
+    """Create a changefeed from its section of the settings file, overridden by the options."""
     from penstock.control import changefeeds
-    from penstock.control.deployment import deployed
+    from penstock.control.deployment import open_deployment
 
-    given = _given(sink_uri=sink_uri, tables=table, start=_start(start), target_ts=target_ts)
-    with deployed(load(config, pd)) as deployment:
-        feed = changefeeds.create(deployment, name, given)
-    print_json(changefeeds.everything(feed))
+    options = _options(sink_uri=sink_uri, tables=table, start=_start(start), target_ts=target_ts)
+    with open_deployment(load_settings(config, pd)) as deployment:
+        feed = changefeeds.create_from_options(deployment, name, options)
+    print_json(changefeeds.changefeed_details(feed))
 
 
 @app.command("list")
 def list_(config: Config = None, pd: Pd = None, as_json: AsJson = False) -> None:
-    """List changefeeds, with how far each has come."""
+    """List changefeeds with their checkpoints."""
     from penstock.control import changefeeds
-    from penstock.control.deployment import deployed
+    from penstock.control.deployment import open_deployment
 
-    with deployed(load(config, pd)) as deployment:
-        found = changefeeds.listed(deployment)
+    with open_deployment(load_settings(config, pd)) as deployment:
+        feeds = changefeeds.list_changefeeds(deployment)
     if as_json or not sys.stdout.isatty():
-        print_json([changefeeds.summary(feed) for feed in found])
+        print_json([changefeeds.changefeed_summary(feed) for feed in feeds])
     else:
         from penstock.cli.output import print_feeds
 
-        print_feeds(found)
+        print_feeds(feeds)
 
 
 @app.command()
 def query(name: Name, config: Config = None, pd: Pd = None) -> None:
-    """Show everything that is known of a changefeed, without its secrets."""
+    """Show the state and the settings of a changefeed, with secrets masked."""
     from penstock.control import changefeeds
-    from penstock.control.deployment import deployed
+    from penstock.control.deployment import open_deployment
 
-    with deployed(load(config, pd)) as deployment:
-        feed = changefeeds.get(deployment, name)
-    print_json(changefeeds.everything(feed))
+    with open_deployment(load_settings(config, pd)) as deployment:
+        feed = changefeeds.get_changefeed(deployment, name)
+    print_json(changefeeds.changefeed_details(feed))
 
 
 @app.command()
 def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
-    """Stop a changefeed where it is; nothing is lost, and `resume` goes on from there."""
+    """Pause a changefeed. No change is lost: `resume` continues from its checkpoint."""
     from penstock.control import changefeeds
-    from penstock.control.deployment import deployed
+    from penstock.control.deployment import open_deployment
 
-    with deployed(load(config, pd)) as deployment:
-        feed = changefeeds.pause(deployment, name)
-    print_json(changefeeds.summary(feed))
+    with open_deployment(load_settings(config, pd)) as deployment:
+        feed = changefeeds.pause_changefeed(deployment, name)
+    print_json(changefeeds.changefeed_summary(feed))
 
 
 @app.command()
 def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
-    """Let a changefeed go on that was paused or has failed."""
+    """Resume a changefeed that was paused or has failed."""
     from penstock.control import changefeeds
-    from penstock.control.deployment import deployed
+    from penstock.control.deployment import open_deployment
 
-    with deployed(load(config, pd)) as deployment:
-        feed = changefeeds.resume(deployment, name)
-    print_json(changefeeds.summary(feed))
+    with open_deployment(load_settings(config, pd)) as deployment:
+        feed = changefeeds.resume_changefeed(deployment, name)
+    print_json(changefeeds.changefeed_summary(feed))
 
 
 @app.command()
@@ -114,24 +115,24 @@ def update(
     config: Config = None,
     pd: Pd = None,
 ) -> None:
-    """Change a paused changefeed: by the options, or to what the settings file says under its name."""
+    """Change a paused changefeed by the options; without any, to its section of the settings file."""
     from penstock.control import changefeeds
-    from penstock.control.deployment import deployed
+    from penstock.control.deployment import open_deployment
 
-    given = _given(sink_uri=sink_uri, tables=table, target_ts=target_ts)
-    with deployed(load(config, pd)) as deployment:
-        feed = changefeeds.update(deployment, name, given)
-    print_json(changefeeds.everything(feed))
+    options = _options(sink_uri=sink_uri, tables=table, target_ts=target_ts)
+    with open_deployment(load_settings(config, pd)) as deployment:
+        feed = changefeeds.update_from_options(deployment, name, options)
+    print_json(changefeeds.changefeed_details(feed))
 
 
 @app.command()
 def remove(name: Name, config: Config = None, pd: Pd = None) -> None:
-    """Forget a changefeed; its files stay."""
+    """Remove a changefeed; its files stay."""
     from penstock.control import changefeeds
-    from penstock.control.deployment import deployed
+    from penstock.control.deployment import open_deployment
 
-    with deployed(load(config, pd)) as deployment:
-        changefeeds.remove(deployment, name)
+    with open_deployment(load_settings(config, pd)) as deployment:
+        changefeeds.remove_changefeed(deployment, name)
     print_json({"id": name, "state": "removed"})
 
 
@@ -144,16 +145,17 @@ def run(
     ] = False,
     metrics_addr: MetricsAddr = None,
 ) -> None:
-    """Run changefeeds in the foreground, until SIGTERM or SIGINT; create those of the settings first.
+    """Run changefeeds in the foreground, until SIGTERM or SIGINT. Create those of the settings first.
 
-    Several processes may run: each takes changefeeds that nobody runs. Prints a line of JSON when ready.
+    Several processes may run: each takes changefeeds that no other process runs. Prints one line of JSON once
+    it is ready.
     """
     from penstock.cli.services.changefeeds import serve
 
-    serve(load(config, metrics_addr=metrics_addr), until_idle=until_idle)
+    serve(load_settings(config, metrics_addr=metrics_addr), until_idle=until_idle)
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value != []}
 
 

@@ -1,7 +1,4 @@
-"""`penstock consume`: a directory of changes, printed or replayed.
-
-Deliveries as lines of JSON, for people and for other programs.
-"""
+"""`penstock consume`: reads a directory of changes; prints JSON lines, or replays changes to a cluster."""
 
 import asyncio
 import base64
@@ -22,17 +19,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
-from penstock import clock as clocks
 from penstock import settings
 from penstock.changefeeds.codecs.decoded_changes import DecodedChanges
 from penstock.changefeeds.codecs.decoder import FileOptions
-from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.listing import DirectoryLayout
 from penstock.changefeeds.directory.progress import DirectoryProgress, StateFile
 from penstock.changefeeds.directory.reader import Ddl, Delivery, DirectoryReader, TableChanges
 from penstock.changefeeds.directory.replay import Replayer
 from penstock.changefeeds.sink_uri import split_uri
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
-from penstock.clock import Clock
+from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
 from penstock.kv import Client
 from penstock.settings import Settings
@@ -42,7 +38,7 @@ from penstock.tables.schema import TableInfo
 from penstock.tables.statements import type_text
 from penstock.tables.text_values import texts
 
-__all__ = ["ConsumeOptions", "Into", "consume"]
+__all__ = ["ConsumeOptions", "Into", "consume_directory"]
 
 
 _OPS = {"I": "insert", "U": "update", "D": "delete"}
@@ -50,16 +46,17 @@ _AS_TEXT = PACKED_TIMES | {Tp.DURATION, Tp.NEW_DECIMAL}
 
 
 class Printer:
-    """Gives `write` a line for each change, DDL and schema, in the order of delivery.
+    """Passes `write` a line for each change, DDL and schema, in the order of delivery.
 
-    Integers and floats are numbers, vectors lists, binary values base64; all else is text, timestamps in UTC.
+    Integers and floats are numbers, vectors are lists, binary values are base64; everything else is text,
+    with timestamps in UTC.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
 
     def take(self, delivery: Delivery) -> None:
-        """Write a delivery's lines."""
+        """Write the lines of a delivery."""
         if isinstance(delivery, Ddl):
             self._write(json.dumps(_schema_line(delivery), ensure_ascii=False) + "\n")
         else:
@@ -98,26 +95,28 @@ def _change_lines(delivery: TableChanges) -> list[str]:
 def _old_rows(table: TableInfo, changes: DecodedChanges) -> list[dict[str, Any] | None]:
     if changes.old.null_count == len(changes):
         return [None] * len(changes)
-    there = changes.old.is_valid().to_pylist()
+    valid_rows = changes.old.is_valid().to_pylist()
     rows = _rows(table, changes.old.flatten())
-    return [row if valid else None for row, valid in zip(rows, there, strict=True)]
+    return [row if valid else None for row, valid in zip(rows, valid_rows, strict=True)]
 
 
 def _rows(table: TableInfo, columns: list[pa.Array]) -> list[dict[str, Any]]:
     names = [column.name for column in table.stored_columns]
-    values = [_values(column.type, held) for column, held in zip(table.stored_columns, columns, strict=True)]
+    values = [
+        _values(column.type, cells) for column, cells in zip(table.stored_columns, columns, strict=True)
+    ]
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def _values(kind: FieldType, column: pa.Array) -> list[Any]:
     if kind.tp in _AS_TEXT:
         return list(texts(kind, column).to_pylist())
-    found = column.to_pylist()
+    values = column.to_pylist()
     if pa.types.is_binary(column.type):
-        return [None if value is None else base64.b64encode(value).decode() for value in found]
-    if pa.types.is_decimal(column.type):  # integers that are too large for 64 bits with a sign
-        return [None if value is None else int(value) for value in found]
-    return list(found)
+        return [None if value is None else base64.b64encode(value).decode() for value in values]
+    if pa.types.is_decimal(column.type):  # unsigned integers that do not fit into a signed 64-bit integer
+        return [None if value is None else int(value) for value in values]
+    return list(values)
 
 
 _log = logging.getLogger(__name__)
@@ -126,22 +125,22 @@ _SAVE_S = 5.0
 
 
 class Into(StrEnum):
-    """Where changes go."""
+    """Where the changes go."""
 
     LINES = "lines"
     DATABASE = "database"
 
     @classmethod
-    def named(cls, name: str) -> "Into":
-        """That of this name; Invalid when there is none."""
+    def parse(cls, name: str) -> "Into":
+        """Return the value of a name; raise Invalid when there is none."""
         if name not in list(cls):
-            raise Invalid(f"--into {name} is not understood; use {' or '.join(cls)}")
+            raise Invalid(f"--into {name} is unknown; use {' or '.join(cls)}")
         return cls(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeOptions:
-    """What the command line says."""
+    """The options of the command."""
 
     uri: str
     into: Into = Into.LINES
@@ -154,14 +153,21 @@ class ConsumeOptions:
 
 
 class Output(Protocol):
-    """Takes deliveries. One that comes again must change nothing, or be allowed to show twice."""
+    """Takes deliveries.
+
+    Delivery is at least once: after a restart the last deliveries come again. A database must not change by
+    them; printed lines may appear twice.
+    """
 
     def take(self, delivery: Delivery) -> None:
-        """Work off a delivery before returning."""
+        """Write a delivery before returning."""
 
 
-async def consume(options: ConsumeOptions, *, clock: Clock = clocks.SYSTEM) -> None:
-    """Consume one round, or with `follow` rounds until SIGTERM or SIGINT; raise what made it stop."""
+async def consume_directory(options: ConsumeOptions, *, clock: Clock = SYSTEM) -> None:
+    """Read the directory once, or with `follow` again and again until SIGTERM or SIGINT.
+
+    With `follow`, Unavailable is logged and the read is repeated; other errors are raised.
+    """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -175,7 +181,7 @@ async def consume(options: ConsumeOptions, *, clock: Clock = clocks.SYSTEM) -> N
                     return
                 await _wait(stopping, clock, options.interval_s)
         except BrokenPipeError:
-            _discard_stdout()  # whoever read the lines has seen enough
+            _discard_stdout()  # the reader of the lines has closed the pipe
 
 
 async def _round(consumption: "_Consumption", stopping: asyncio.Event, *, patient: bool) -> None:
@@ -184,41 +190,41 @@ async def _round(consumption: "_Consumption", stopping: asyncio.Event, *, patien
     except Unavailable as error:
         if not patient:
             raise
-        _log.warning("a round is repeated", extra={"reason": str(error)})
+        _log.warning("a read of the directory failed and is repeated", extra={"reason": str(error)})
 
 
 async def _wait(stopping: asyncio.Event, clock: Clock, seconds: float) -> None:
     waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(clock.sleep(seconds))]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for each in waits:
-        each.cancel()
+    for wait in waits:
+        wait.cancel()
     await asyncio.gather(*waits, return_exceptions=True)
 
 
 class _Consumption:
-    """A directory, where it goes, and how far it has come."""
+    """A directory that is read, its output, and the progress so far."""
 
     def __init__(self, options: ConsumeOptions, output: Output, clock: Clock) -> None:
         sink = _sink(options.uri)
         _check_zone(options.time_zone)
-        given = split_uri(options.uri).parameters.get("protocol")
+        protocol = split_uri(options.uri).parameters.get("protocol")
         files = FileOptions(
-            protocol=sink.protocol if given else None,
+            protocol=sink.protocol if protocol else None,
             terminator=sink.terminator,
             csv=sink.csv,
             time_zone=options.time_zone,
         )
-        survey = Survey(sink.date_separator, sink.use_table_id_as_path)
+        layout = DirectoryLayout(sink.date_separator, sink.use_table_id_as_path)
         self._state = StateFile(options.state, sink.target) if options.state else None
         progress = self._state.load() if self._state else DirectoryProgress()
-        self._reader = DirectoryReader(sink.target.open(), files, survey, progress)
+        self._reader = DirectoryReader(sink.target.open(), files, layout, progress)
         self._output = output
         self._clock = clock
         self._saved_at = clock.monotonic()
-        self._save()  # a file that cannot be written is better found before anything is delivered
+        self._save()  # fail before the first delivery when the file cannot be written
 
     def round(self, stopped: Callable[[], bool]) -> None:
-        """One round, or what can be done of it until `stopped`."""
+        """Deliver every change that is complete now; end early once `stopped` returns true."""
         changes = 0
         try:
             for delivery in self._reader.round():
@@ -230,7 +236,8 @@ class _Consumption:
         finally:
             self._save()
         _log.info(
-            "a round is done", extra={"changes": changes, "checkpoint_ts": self._reader.progress.resolved_ts}
+            "a read of the directory is done",
+            extra={"changes": changes, "checkpoint_ts": self._reader.progress.resolved_ts},
         )
 
     def _save(self, *, every_s: float = 0.0) -> None:
@@ -240,12 +247,12 @@ class _Consumption:
 
 
 def _sink(uri: str) -> SinkOptions:
-    """The URI as a sink has it, but files may tell the protocol themselves."""
+    """Parse the URI of a sink. Without a protocol, the files themselves say it."""
     sink = parse_sink_uri(uri, parameters={"protocol": "canal-json"})
     parts = urlsplit(sink.target.url)
     folder = Path(unquote(parts.netloc + parts.path))
     if parts.scheme == "file" and not folder.is_dir():
-        raise Invalid(f"{sink.target.url} is not there; give the directory that the sink writes to")
+        raise Invalid(f"{sink.target.url} does not exist; give the directory that the sink writes to")
     return sink
 
 
@@ -265,18 +272,18 @@ def _output(options: ConsumeOptions, clock: Clock) -> Iterator[Output]:
         return
     if not options.pd_addrs and not options.config:
         raise Invalid("a replay needs a database; add --pd-addrs with the address of its placement driver")
-    chosen = settings.load(options.config) if options.config else Settings()
-    addrs = options.pd_addrs or chosen.pd_addrs
-    with Client.connect(addrs, tls=chosen.tls, settings=chosen.kv, clock=clock) as client:
+    loaded = settings.load(options.config) if options.config else Settings()
+    addrs = options.pd_addrs or loaded.pd_addrs
+    with Client.connect(addrs, tls=loaded.tls, settings=loaded.kv, clock=clock) as client:
         yield Replayer(Catalog(client, clock=clock), clock=clock)
 
 
 def _write(lines: str) -> None:
     sys.stdout.write(lines)
-    sys.stdout.flush()  # before the state says that they were delivered
+    sys.stdout.flush()  # before the progress is saved
 
 
 def _discard_stdout() -> None:
-    """What is left in the buffer must not fail at exit."""
+    """Redirect standard output to nowhere, so that flushing its buffer at exit does not fail."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

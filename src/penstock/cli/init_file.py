@@ -1,7 +1,7 @@
-"""`penstock init`: a settings file that says what there is, made of the settings themselves.
+"""`penstock init`: a settings file with every key, generated from the settings classes.
 
-What people set first is set, to its default; the rest is commented out: `#key: value` is a key with its
-default, `# text` is about the key below it.
+Keys that most deployments set are active, with their defaults. The others are commented out: `#key: value`
+is a key with its default, `# text` explains the key below it.
 """
 
 import textwrap
@@ -15,9 +15,9 @@ from pydantic.fields import FieldInfo
 
 from penstock.errors import Invalid
 from penstock.settings import Settings
-from penstock.settings.frozen import meanings
+from penstock.settings.frozen import field_texts
 
-__all__ = ["EXAMPLES", "rendered", "write"]
+__all__ = ["EXAMPLES", "render_file", "write_file"]
 
 _WIDTH = 108
 _INDENT = "  "
@@ -33,8 +33,8 @@ _ORDER = (
     "metrics_addr",
     "tracing",
 )
-"""What comes first; the other sections follow as they are declared."""
-_SET = {
+"""These sections come first; the others follow in the order of declaration."""
+_ACTIVE = {
     "pd_addrs": ...,
     "store": ("data", "pd_addr"),
     "capture": ("data", "storage", "tables"),
@@ -42,7 +42,7 @@ _SET = {
     "api": ("addr",),
     "up": ("data", "captures", "changefeeds", "jobs", "api"),
 }
-"""Keys that are set."""
+"""Keys that are not commented out; `...` means the section itself."""
 EXAMPLES: dict[str, dict[str, Any]] = {
     "tls": {"ca_path": "ca.pem", "cert_path": "client.pem", "key_path": "client-key.pem"},
     "changefeeds": {
@@ -62,86 +62,87 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "spark.pools": {"shop": {"weight": 2, "min_share": 1}},
 }
-"""How keys without a default that says enough are written."""
+"""Examples of keys whose defaults do not show their form."""
 _HEAD = """\
 Settings of a Penstock deployment: penstock up --config {path}
 
-Keys that are commented out have the value that is shown; take the # away to change one, and that of its
-section. ${{NAME}} and ${{NAME:-default}} are taken from the environment: that is where secrets belong.
-docs/configuration.md has the same as a page."""
+A key that is commented out has the value shown; to change it, remove its # and that of its section.
+${{NAME}} and ${{NAME:-default}} are replaced from the environment: keep secrets there.
+docs/configuration.md is the same as a page."""
 
 
-def write(path: Path, *, force: bool = False) -> None:
-    """Write the file; raise Invalid when one is there, unless `force`, or when it cannot be written."""
+def write_file(path: Path, *, force: bool = False) -> None:
+    """Write the file; raise Invalid when it cannot be written, or exists and `force` is off."""
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(rendered(path))
+            file.write(render_file(path))
     except FileExistsError:
-        raise Invalid(
-            f"{path} is there already; choose another name, or write over it with --force"
-        ) from None
+        raise Invalid(f"{path} exists already; choose another name, or overwrite it with --force") from None
     except OSError as error:
-        raise Invalid(f"{path} cannot be written ({error.strerror}); choose another place") from error
+        raise Invalid(f"{path} cannot be written ({error.strerror}); choose another path") from error
 
 
-def rendered(path: Path) -> str:
-    """The text of the file."""
-    fields, said = Settings.model_fields, meanings(Settings)
+def render_file(path: Path) -> str:
+    """Return the text of the file."""
+    fields, texts = Settings.model_fields, field_texts(Settings)
     names = [*_ORDER, *(name for name in fields if name not in _ORDER)]
-    lines = [*_prose(_HEAD.format(path=path), "")]
+    lines = [*_comment_lines(_HEAD.format(path=path), "")]
     for name in names:
-        lines += ["", *_field(name, fields[name], said.get(name, ""), "", live=name in _SET)]
+        lines += ["", *_field_lines(name, fields[name], texts.get(name, ""), "", active=name in _ACTIVE)]
     return "\n".join(lines) + "\n"
 
 
-def _field(key: str, field: FieldInfo, said: str, indent: str, *, live: bool) -> Iterator[str]:
-    """A key with what is said of it: a section with its keys, or one value."""
+def _field_lines(key: str, field: FieldInfo, text: str, indent: str, *, active: bool) -> Iterator[str]:
+    """Yield the lines of a key and its explanation: a section with its keys, or one value."""
     name = key.rpartition(".")[2]
-    mark = "" if live else "#"
+    mark = "" if active else "#"
     section = field.default if isinstance(field.default, BaseModel) else None
-    yield from _prose(_about(said, section), indent)
+    yield from _comment_lines(_field_text(text, section), indent)
     if key in EXAMPLES:
-        yield from _example(name, EXAMPLES[key], indent)
+        yield from _example_lines(name, EXAMPLES[key], indent)
     if section is None:
-        yield f"{indent}{mark}{name}: {_value(field)}"
+        yield f"{indent}{mark}{name}: {_default_text(field)}"
         return
     yield f"{indent}{mark}{name}:"
-    set_here = _SET.get(key, ())
-    inside = meanings(type(section))
-    for each, inner in type(section).model_fields.items():
-        set_it = isinstance(set_here, tuple) and each in set_here
-        yield from _field(f"{key}.{each}", inner, inside.get(each, ""), indent + _INDENT, live=set_it)
+    active_here = _ACTIVE.get(key, ())
+    inside = field_texts(type(section))
+    for inner_name, inner in type(section).model_fields.items():
+        is_active = isinstance(active_here, tuple) and inner_name in active_here
+        yield from _field_lines(
+            f"{key}.{inner_name}", inner, inside.get(inner_name, ""), indent + _INDENT, active=is_active
+        )
 
 
-def _about(said: str, section: BaseModel | None) -> str:
-    return _paragraphs(section.__doc__) if section is not None and section.__doc__ and not said else said
+def _field_text(text: str, section: BaseModel | None) -> str:
+    """Return the text of a key; for a section without one, the docstring of its class."""
+    return _paragraphs(section.__doc__) if section is not None and section.__doc__ and not text else text
 
 
 def _paragraphs(text: str) -> str:
-    """A docstring without its indentation; lines of a paragraph are one."""
-    return "\n".join(" ".join(each.split()) for each in textwrap.dedent(text).strip().split("\n\n"))
+    """Return a docstring without indentation, with one line for each paragraph."""
+    return "\n".join(" ".join(paragraph.split()) for paragraph in textwrap.dedent(text).strip().split("\n\n"))
 
 
-def _prose(text: str, indent: str) -> Iterator[str]:
+def _comment_lines(text: str, indent: str) -> Iterator[str]:
     for paragraph in text.splitlines():
         width = _WIDTH - len(indent)
         yield from (f"{indent}# {line}".rstrip() for line in textwrap.wrap(paragraph, width) or [""])
 
 
-def _example(name: str, tree: dict[str, Any], indent: str) -> Iterator[str]:
+def _example_lines(name: str, tree: dict[str, Any], indent: str) -> Iterator[str]:
     yield f"{indent}# For example:"
     for line in yaml.safe_dump({name: tree}, sort_keys=False, width=_WIDTH).splitlines():
         yield f"{indent}#     {line}"
 
 
-def _value(field: FieldInfo) -> str:
-    """The default as YAML, on one line."""
-    value = _plain(field.get_default(call_default_factory=True, validated_data={}))
+def _default_text(field: FieldInfo) -> str:
+    """Return the default as YAML, on one line."""
+    value = _yaml_value(field.get_default(call_default_factory=True, validated_data={}))
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).splitlines()[0]
 
 
-def _plain(value: Any) -> Any:
+def _yaml_value(value: Any) -> Any:
     assert not isinstance(value, SecretStr), "no secret has a default"
     if isinstance(value, Path):
         return str(value)
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+    return [_yaml_value(item) for item in value] if isinstance(value, tuple) else value

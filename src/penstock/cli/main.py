@@ -1,4 +1,7 @@
-"""The command line."""
+"""The `penstock` command.
+
+A command imports what it needs when it runs, so that `penstock --help` and light commands start fast.
+"""
 
 import asyncio
 import sys
@@ -9,9 +12,8 @@ from typing import Annotated
 import typer
 
 from penstock import __version__, process
-from penstock import process as arrowmemory
 from penstock.cli import changefeed, job
-from penstock.cli.output import MetricsAddr, load, print_json
+from penstock.cli.output import MetricsAddr, load_settings, print_json
 from penstock.errors import PenstockError
 
 __all__ = ["main"]
@@ -28,14 +30,14 @@ app.add_typer(job.app, name="job")
 
 
 class LogFormat(StrEnum):
-    """For people or for machines."""
+    """The format of log lines: text for people, JSON for programs."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class LogLevel(StrEnum):
-    """Python's levels, in small letters."""
+    """Python's log levels in lower case."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -43,7 +45,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-_ANSWERING = frozenset({"search", "status", "verify"})
+_ANSWER_COMMANDS = frozenset({"search", "status", "verify"})
 _PARTS = {
     "store": "store",
     "capture": "capture",
@@ -51,11 +53,11 @@ _PARTS = {
     "job": "jobs",
     "api": "api",
 }
-"""What logs call the parts that commands run, as `penstock up` does."""
+"""The part that each command runs, by the names of `penstock up`; log lines contain it."""
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"penstock {__version__}")
         raise typer.Exit
 
@@ -68,17 +70,19 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
     log_format: Annotated[
-        LogFormat, typer.Option(help="How log lines look, on standard error.")
+        LogFormat, typer.Option(help="Format of log lines on standard error.")
     ] = LogFormat.TEXT,
     log_level: Annotated[
         LogLevel | None,
-        typer.Option(help="The least important lines to show; info, or warning for commands that answer."),
+        typer.Option(
+            help="Lowest level of log lines; by default info, or warning for commands that print an answer."
+        ),
     ] = None,
 ) -> None:
-    usual = LogLevel.WARNING if context.invoked_subcommand in _ANSWERING else LogLevel.INFO
-    process.configure(
+    default = LogLevel.WARNING if context.invoked_subcommand in _ANSWER_COMMANDS else LogLevel.INFO
+    process.configure_logs(
         style=log_format.value,
-        level=(log_level or usual).value.upper(),
+        level=(log_level or default).value.upper(),
         part=_PARTS.get(context.invoked_subcommand or "", ""),
     )
 
@@ -91,59 +95,59 @@ def up(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder in place of ./penstock-data, for what the settings file does not say."),
+        typer.Option(help="Folder to use instead of ./penstock-data, where the settings file names none."),
     ] = None,
 ) -> None:
     """Run a whole deployment in the foreground: store, captures, changefeeds, jobs, API and pages.
 
-    Parts that end are started again. SIGTERM or SIGINT stops all of them, the next one ends them at once.
+    A part that ends is restarted. SIGTERM or SIGINT stops all parts; a second signal kills them at once.
     """
     from penstock.cli.up.supervisor import serve, up_settings
 
-    asked = context.parent.params if context.parent is not None else {}
-    level = asked["log_level"]
+    options = context.parent.params if context.parent is not None else {}
+    level = options["log_level"]
     serve(
         up_settings(config, data),
-        log_format=asked["log_format"].value,
+        log_format=options["log_format"].value,
         log_level=None if level is None else level.value.upper(),
     )
 
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("penstock.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    path: Annotated[Path, typer.Argument(help="Path of the file.")] = Path("penstock.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a settings file: every key with what it means and its default."""
-    from penstock.cli.init_file import write
+    """Write a settings file with every key, its meaning and its default."""
+    from penstock.cli.init_file import write_file
 
-    write(path, force=force)
-    print(f"{path} is written; edit it, then: penstock up --config {path}")
+    write_file(path, force=force)
+    print(f"{path} is written; edit it, then run: penstock up --config {path}")
 
 
 @app.command()
 def store(
     pd_addr: Annotated[
-        str | None, typer.Option(help="Address of the placement driver; port 0 takes a free one.")
+        str | None, typer.Option(help="Address of the placement driver; port 0 takes a free port.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Data directory, made when it is missing.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data directory; created when it is missing.")] = None,
     stores: Annotated[int | None, typer.Option(help="Number of stores, 1 to 64.")] = None,
     tls_ca: Annotated[
-        Path | None, typer.Option(help="Authority that client certificates must come from (PEM).")
+        Path | None, typer.Option(help="Authority of client certificates (PEM); clients then need one.")
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the servers (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of that certificate (PEM).")] = None,
     enable_faults: Annotated[
-        bool, typer.Option("--enable-faults", help="Let admin calls set fault switches; for tests.")
+        bool, typer.Option("--enable-faults", help="Allow admin calls to inject faults; for tests.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file (YAML); options given here come first.")
+        Path | None, typer.Option(help="Settings file (YAML); options on the command line override it.")
     ] = None,
     metrics_addr: MetricsAddr = None,
 ) -> None:
     """Run the embedded store in the foreground, until SIGTERM or SIGINT.
 
-    Prints one line of JSON with the addresses when it is ready.
+    Prints one line of JSON with the addresses once it is ready.
     """
     from penstock.cli.services.store import StoreOptions, serve, store_settings
 
@@ -157,8 +161,8 @@ def store(
         enable_faults=enable_faults,
         config=config,
     )
-    shown_at = load(config, metrics_addr=metrics_addr).metrics_addr
-    asyncio.run(serve(store_settings(options), metrics_addr=shown_at))
+    served_at = load_settings(config, metrics_addr=metrics_addr).metrics_addr
+    asyncio.run(serve(store_settings(options), metrics_addr=served_at))
 
 
 @app.command()
@@ -166,13 +170,13 @@ def capture(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     metrics_addr: MetricsAddr = None,
 ) -> None:
-    """Capture tables into the event store, in the foreground, until SIGTERM or SIGINT.
+    """Capture tables into the event store in the foreground, until SIGTERM or SIGINT.
 
-    Prints one line of JSON with the address of its Flight service when it is ready.
+    Prints one line of JSON with the address of its Flight service once it is ready.
     """
     from penstock.cli.services.capture import serve
 
-    asyncio.run(serve(load(config, metrics_addr=metrics_addr)))
+    asyncio.run(serve(load_settings(config, metrics_addr=metrics_addr)))
 
 
 @app.command()
@@ -180,39 +184,50 @@ def api(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     metrics_addr: MetricsAddr = None,
 ) -> None:
-    """Serve the HTTP API and the pages, in the foreground, until SIGTERM or SIGINT.
+    """Serve the HTTP API and the pages in the foreground, until SIGTERM or SIGINT.
 
-    Prints one line of JSON with its address when it is ready; the cluster may come later.
+    Prints one line of JSON with its address once it is ready. The cluster may start later.
     """
     from penstock.cli.services.api import serve
 
-    serve(load(config, metrics_addr=metrics_addr))
+    serve(load_settings(config, metrics_addr=metrics_addr))
 
 
 @app.command()
 def consume(
-    uri: Annotated[str, typer.Argument(help="The sink's URI, with the parameters that it was written with.")],
+    uri: Annotated[
+        str, typer.Argument(help="URI of the sink, with the parameters that it was written with.")
+    ],
     into: Annotated[
-        str, typer.Option(help="lines: JSON on standard output; database: its tables.")
+        str, typer.Option(help="lines: print JSON lines; database: replay into its tables.")
     ] = "lines",
     pd_addrs: Annotated[
-        list[str] | None, typer.Option(help="Placement driver of the database to replay into; repeatable.")
+        list[str] | None,
+        typer.Option(help="Placement driver of the database to replay into; may be repeated."),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings file (YAML) with the database to replay into.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until SIGTERM or SIGINT.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between rounds.", min=0.1)] = 5.0,
-    state: Annotated[Path | None, typer.Option(help="File to go on from, made when it is missing.")] = None,
-    time_zone: Annotated[str, typer.Option(help="Of TIMESTAMP columns in csv and canal-json.")] = "UTC",
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Follow the directory until SIGTERM or SIGINT.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two reads of the directory.", min=0.1)
+    ] = 5.0,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="File with the progress, to continue from; created when it is missing."),
+    ] = None,
+    time_zone: Annotated[
+        str, typer.Option(help="Time zone of TIMESTAMP columns in csv and canal-json.")
+    ] = "UTC",
 ) -> None:
-    """Read a directory that a storage sink wrote, Penstock's or TiCDC's, in the order of its changes."""
-    from penstock.cli.consume import ConsumeOptions, Into
-    from penstock.cli.consume import consume as consume_
+    """Read a directory that a storage sink of Penstock or TiCDC wrote, in the order of its changes."""
+    from penstock.cli.consume import ConsumeOptions, Into, consume_directory
 
     options = ConsumeOptions(
         uri=uri,
-        into=Into.named(into),
+        into=Into.parse(into),
         pd_addrs=tuple(pd_addrs or ()),
         config=config,
         follow=follow,
@@ -220,7 +235,7 @@ def consume(
         state=state,
         time_zone=time_zone,
     )
-    asyncio.run(consume_(options))
+    asyncio.run(consume_directory(options))
 
 
 @app.command()
@@ -231,46 +246,46 @@ def search(
             metavar="JOB", help="The job of the index, as database.table/job.", show_default=False
         ),
     ],
-    words: Annotated[str | None, typer.Argument(help="What texts should say.", show_default=False)] = None,
+    words: Annotated[str | None, typer.Argument(help="The words to search for.", show_default=False)] = None,
     vector: Annotated[
-        str | None, typer.Option(help="What rows should be near to: numbers with commas, or @FILE.")
+        str | None, typer.Option(help="The vector to search near: numbers with commas, or @FILE.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="How many rows.")] = 10,
+    k: Annotated[int, typer.Option("-k", "--k", help="Number of rows to return.")] = 10,
     where: Annotated[
-        str | None, typer.Option("--filter", help="SQL condition that rows have to meet, as in price < 100.")
+        str | None, typer.Option("--filter", help="SQL condition on the rows, as in price < 100.")
     ] = None,
     column: Annotated[
         list[str] | None, typer.Option(help="Column to show; may be repeated. All by default.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Only rows that have all of the words.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Only rows that contain all of the words.")] = False,
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     pd: Annotated[
         list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Ask the fulltext or vector index of a job; the answer says how fresh it is."""
-    from penstock.control import search as searching
-    from penstock.control.deployment import deployed
+    """Search the fulltext or vector index of a job; the answer says how fresh it is."""
+    from penstock.control.deployment import open_deployment
+    from penstock.control.search import SearchOptions, parse_vector, search_index
     from penstock.jobs.job import JobId
 
-    options = searching.SearchOptions(
+    options = SearchOptions(
         words=words,
-        vector=None if vector is None else searching.parsed_vector(vector),
+        vector=None if vector is None else parse_vector(vector),
         k=k,
         where=where,
         columns=tuple(column) if column else None,
         every=every,
     )
     job_id = JobId.parse(name)
-    with deployed(load(config, pd)) as deployment:
-        answer = searching.found(deployment, job_id, options)
+    with open_deployment(load_settings(config, pd)) as deployment:
+        answer = search_index(deployment, job_id, options)
     if as_json or not sys.stdout.isatty():
         print_json(answer)
     else:
-        from penstock.cli.output import print_found
+        from penstock.cli.output import print_search
 
-        print_found(answer)
+        print_search(answer)
 
 
 @app.command()
@@ -278,10 +293,13 @@ def doctor(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the machine and the settings, and say how to mend what is wrong; exit code 1 if something is."""
+    """Check the machine and the settings, and say how to fix what is wrong.
+
+    The exit code is 1 when something is wrong.
+    """
     from penstock.cli.doctor.command import diagnose
 
-    process.configure(level="CRITICAL")  # its findings say everything
+    process.configure_logs(level="CRITICAL")  # the findings say everything
     diagnose(config, as_json=as_json)
 
 
@@ -291,21 +309,20 @@ def status(
     pd: Annotated[
         list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Rows of each list, the slowest first.", min=1)] = 20,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, until Ctrl-C.")] = False,
+    limit: Annotated[int, typer.Option(help="Rows of each list, the largest lag first.", min=1)] = 20,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show how the deployment does: where changes are, what holds them back, and what mends what is wrong.
+    """Show the state of the deployment: its lags, what holds changes back, and how to fix problems.
 
-    The exit code is 0 when all is well, 1 when there are problems, and 2 when nothing can be found out.
+    The exit code is 0 without problems, 1 with problems, and 2 when the state cannot be read.
     """
-    from penstock.cli import status as status_
-    from penstock.cli.output import load
+    from penstock.cli.status import print_status, watch_status, with_local_store
 
-    settings = load(config, pd) if pd else status_.at_hand(load(config, None))
+    settings = load_settings(config, pd) if pd else with_local_store(load_settings(config, None))
     if watch and not as_json:
-        raise typer.Exit(status_.watch(settings, limit=limit))
-    raise typer.Exit(status_.status(settings, as_json=as_json, limit=limit))
+        raise typer.Exit(watch_status(settings, limit=limit))
+    raise typer.Exit(print_status(settings, as_json=as_json, limit=limit))
 
 
 @app.command()
@@ -313,14 +330,15 @@ def verify(
     target: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Jobs, as database.table/job, and changefeeds, as changefeed:NAME; all of them by default.",
+            help="Jobs, as database.table/job, and changefeeds, as changefeed:NAME; all by default.",
             show_default=False,
         ),
     ] = None,
     at: Annotated[
-        str | None, typer.Option(help="Wait until targets have everything up to a timestamp, or up to now.")
+        str | None,
+        typer.Option(help="First wait until targets have every change up to a timestamp, or up to now."),
     ] = None,
-    timeout: Annotated[str, typer.Option(help="How long to wait for each, as in 30s.")] = "60s",
+    timeout: Annotated[str, typer.Option(help="Longest wait for each target, as in 30s.")] = "60s",
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     pd: Annotated[
         list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")
@@ -329,38 +347,38 @@ def verify(
 ) -> None:
     """Compare targets of jobs and directories of changefeeds with their sources.
 
-    Exit code 1 when something differs, 2 when something could not be compared.
+    The exit code is 1 when a target differs, 2 when a target could not be compared.
     """
-    from penstock.cli.output import load
-    from penstock.cli.verify import verify as verify_
+    from penstock.cli.verify import verify_and_print
     from penstock.control.verify import VerifyOptions
 
-    code = verify_(load(config, pd), target or [], VerifyOptions(at=at, timeout=timeout), as_json=as_json)
+    options = VerifyOptions(at=at, timeout=timeout)
+    code = verify_and_print(load_settings(config, pd), target or [], options, as_json=as_json)
     if code:
         raise typer.Exit(code)
 
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(help="How long the workload runs.", min=1.0)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Seconds for which the workload runs.", min=1.0)] = 60.0,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Let everything run afterwards, with its pages, until Ctrl-C.")
+        bool, typer.Option("--keep", help="Keep everything running afterwards, with its pages, until Ctrl-C.")
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(help="Folder to use, which stays; by default one that is removed.")
+        Path | None, typer.Option(help="Folder to use and keep; by default a temporary one that is removed.")
     ] = None,
 ) -> None:
-    """Run a whole deployment under a shop's workload, and compare every target with its source."""
+    """Run a whole deployment under the workload of a shop, and compare every target with its source."""
     from penstock.cli.demo.command import run
 
-    process.configure(level="WARNING")  # its own lines tell the story
+    process.configure_logs(level="WARNING")  # the demo prints its own lines
     if not run(seconds=seconds, keep=keep, data=data):
         raise typer.Exit(1)
 
 
 def main() -> None:
-    """Run the command line; an error is one line on standard error and exit code 2."""
-    arrowmemory.prepare()
+    """Run the command line; a PenstockError is one line on standard error and exit code 2."""
+    process.prepare_arrow_memory()
     try:
         app()
     except PenstockError as error:

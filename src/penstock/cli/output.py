@@ -1,9 +1,4 @@
-"""What commands that answer have in common: their settings, and how they say things.
-
-Answers on a terminal.
-
-Sizes for people.
-"""
+"""What commands share: loading the settings, printing answers as JSON or as tables, sizes as text."""
 
 import json
 from pathlib import Path
@@ -22,24 +17,27 @@ __all__ = [
     "GIB",
     "MIB",
     "MetricsAddr",
-    "load",
+    "format_size",
+    "load_settings",
     "print_facts",
     "print_feeds",
-    "print_found",
     "print_jobs",
     "print_json",
     "print_rows",
-    "size",
+    "print_search",
 ]
 
 
 MetricsAddr = Annotated[
-    str | None, typer.Option(help="Where to show metrics, as in 127.0.0.1:9100; port 0 takes a free one.")
+    str | None,
+    typer.Option(help="Address to serve metrics on, as in 127.0.0.1:9100; port 0 takes a free port."),
 ]
 
 
-def load(config: Path | None, pd: list[str] | None = None, *, metrics_addr: str | None = None) -> "Settings":
-    """The settings that a command works with: of a file, or the defaults; what is given comes first."""
+def load_settings(
+    config: Path | None, pd: list[str] | None = None, *, metrics_addr: str | None = None
+) -> "Settings":
+    """Return the settings of a file, or the defaults, overridden by the options given here."""
     from penstock import settings
     from penstock.settings import Settings
 
@@ -51,78 +49,80 @@ def load(config: Path | None, pd: list[str] | None = None, *, metrics_addr: str 
 
 
 def print_json(tree: Any) -> None:
-    """One value, for people and machines."""
+    """Print a value as indented JSON."""
     print(json.dumps(tree, indent=2))
 
 
 _CELL_CHARS = 60
 
 
-def print_feeds(found: "list[ChangefeedRecord]") -> None:
-    """Changefeeds on a terminal."""
-    from penstock.control.changefeeds import summary  # which brings Arrow
+def print_feeds(feeds: "list[ChangefeedRecord]") -> None:
+    """Print changefeeds as a table."""
+    from penstock.control.changefeeds import changefeed_summary  # imports Arrow, which is slow
 
     table = Table("changefeed", "state", "checkpoint", "lag", "error")
-    for feed in found:
-        row = summary(feed)
+    for feed in feeds:
+        row = changefeed_summary(feed)
         table.add_row(row["id"], row["state"], row["checkpoint_time"], f"{row['lag_s']} s", row["error"])
     Console().print(table)
 
 
 def print_jobs(rows: list[dict[str, Any]]) -> None:
-    """Jobs on a terminal."""
+    """Print jobs as a table, without the fields for programs."""
     hidden = {"watermark", "error_code"}
-    shown = ({name: row[name] for name in row if name not in hidden} for row in rows)
-    print_rows([{**row, "verified": _told_verified(row["verified"])} for row in shown])
+    visible = ({name: row[name] for name in row if name not in hidden} for row in rows)
+    print_rows([{**row, "verified": _format_verification(row["verified"])} for row in visible])
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Things of one kind on a terminal, a line for each."""
+    """Print rows as a table, with the field names as headings."""
     table = Table(*(_heading(name) for name in (rows[0] if rows else {})))
     for row in rows:
-        table.add_row(*(Text(_told(value)) for value in row.values()))
+        table.add_row(*(Text(_format_value(value)) for value in row.values()))
     Console().print(table if rows else "none")
 
 
 def print_facts(facts: dict[str, Any]) -> None:
-    """One thing on a terminal, a line for each fact."""
+    """Print the facts of one object, a line for each."""
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
-        table.add_row(_heading(name), Text(_told(value)))
+        table.add_row(_heading(name), Text(_format_value(value)))
     Console().print(table)
 
 
-def _told_verified(verified: dict[str, Any] | None) -> str:
-    """When a target was last compared with its source, and whether it was the same."""
+def _format_verification(verified: dict[str, Any] | None) -> str:
+    """Return the result of the last comparison of a target with its source, and when it ended."""
     if verified is None:
         return ""
-    found = {True: "same", False: f"{verified['differences']} differences", None: "failed"}
-    return f"{found[verified['same']]} at {verified['ended']}"
+    results = {True: "same", False: f"{verified['differences']} differences", None: "failed"}
+    return f"{results[verified['same']]} at {verified['ended']}"
 
 
 def _heading(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _told(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        return ", ".join(f"{_heading(name)} {_told(each)}" for name, each in value.items() if _told(each))
+        return ", ".join(
+            f"{_heading(name)} {_format_value(item)}" for name, item in value.items() if _format_value(item)
+        )
     if isinstance(value, list):
-        return ", ".join(map(_told, value))
+        return ", ".join(map(_format_value, value))
     return str(value)
 
 
-def print_found(answer: dict[str, Any]) -> None:
-    """Rows on a terminal, with how fresh they are below."""
+def print_search(answer: dict[str, Any]) -> None:
+    """Print the rows that a search found, and below them how fresh they are."""
     rows = answer["rows"]
     table = Table(*(rows[0] if rows else ()))
     for row in rows:
         table.add_row(*(Text(_cut(str(cell))) for cell in row.values()))
     console = Console()
     console.print(table if rows else "nothing found")
-    building = "" if answer["complete"] else "; the index is built anew meanwhile"
+    building = "" if answer["complete"] else "; the index is being rebuilt"
     console.print(f"fresh as of {answer['watermark_time']}, {answer['lag_s']:.1f} s ago{building}")
 
 
@@ -135,8 +135,8 @@ GIB = 1 << 30
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def size(nbytes: float) -> str:
-    """As in 1.5 GiB."""
+def format_size(nbytes: float) -> str:
+    """Return a number of bytes as text, as in 1.5 GiB."""
     step = 0
     while abs(nbytes) >= 1024 and step < len(_UNITS) - 1:
         nbytes /= 1024

@@ -1,10 +1,7 @@
-"""What services in the foreground have in common: they say when they are ready, and show their metrics.
+"""What services in the foreground share: they print when they are ready, end on a signal, and serve metrics.
 
-Services in the foreground: they run until a signal asks them to end.
-
-The metrics of one process over HTTP, for Prometheus: GET /metrics and GET /health.
-
-A thread a request, a few at a time, none for long: who asks too much is sent away, and the process goes on.
+The metrics server answers GET /metrics and GET /health. It handles a few requests at a time, each in a thread
+and each for a limited time, and refuses more, so that scraping cannot disturb the service.
 """
 
 import asyncio
@@ -26,29 +23,29 @@ from prometheus_client.exposition import choose_encoder
 
 from penstock.errors import Invalid
 from penstock.eventloop import shared_loop
-from penstock.settings.network import is_loopback, joined, parted
+from penstock.settings.network import is_loopback, join_address, split_address
 
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["MetricServer", "metrics_shown", "run_until_signalled", "say_ready"]
+__all__ = ["MetricServer", "print_ready", "run_until_signalled", "serve_metrics"]
 
 
 _REQUESTS_MAX = 8
-"""At the same time; Prometheus asks one at a time."""
+"""Requests at the same time. Prometheus sends one at a time."""
 _REQUEST_S = 10.0
-"""How long a caller may take to ask, or to read."""
+"""Seconds for a client to send its request, or to read the answer."""
 _POLL_S = 0.05
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
 class MetricServer:
-    """Serves until `close`. Made by `start`."""
+    """Serves metrics until `close`. Create it with `start`."""
 
     def __init__(self, server: "_Server") -> None:
         self._server = server
         self.addr = server.addr
-        """Where it listens: the port is the one that it got."""
+        """Where it listens, with the real port."""
         self._thread = threading.Thread(
             target=server.serve_forever, args=(_POLL_S,), name="penstock-metrics", daemon=True
         )
@@ -56,26 +53,26 @@ class MetricServer:
 
     @classmethod
     def start(cls, addr: str, *, allow_remote: bool = False, registry: CollectorRegistry = REGISTRY) -> Self:
-        """Listen on an address; port 0 takes a free one.
+        """Listen on an address; port 0 takes a free port.
 
-        There is neither TLS nor a token, so an address that other machines reach needs `allow_remote`:
-        somebody has asked for it by name. Raises Invalid without, for what is no address, or is taken.
+        It has neither TLS nor a token, so an address that other machines can reach needs `allow_remote`.
+        Raises Invalid without it, and when the address is malformed or in use.
         """
         if not allow_remote and not is_loopback(addr):
             raise Invalid(
-                f"metrics on {addr!r} could be read by other machines; listen on 127.0.0.1, or say so with"
-                " metrics_addr"
+                f"other machines could read the metrics on {addr!r}; listen on 127.0.0.1, or set the address"
+                " in metrics_addr"
             )
-        host, port = parted(addr)
+        host, port = split_address(addr)
         try:
             return cls(_Server(host, port, registry))
         except OSError as error:
             raise Invalid(
-                f"metrics cannot be shown on {addr} ({error.strerror}); free the port or change metrics_addr"
+                f"metrics cannot be served on {addr} ({error.strerror}); free the port or change metrics_addr"
             ) from error
 
     def close(self) -> None:
-        """Listen no more. Answers that are under way may still end; may be called again."""
+        """Stop listening. Running answers may still end. A second call does nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -88,7 +85,8 @@ class MetricServer:
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    # Not http.server's, which asks a name server for its own name.
+    """A TCPServer and not http.server's HTTPServer, which asks a name server for its own name."""
+
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
@@ -97,12 +95,12 @@ class _Server(ThreadingMixIn, TCPServer):
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         self.address_family = AF_INET6 if ":" in host else AF_INET
         self.registry = registry
-        self._room = threading.BoundedSemaphore(_REQUESTS_MAX)
+        self._slots = threading.BoundedSemaphore(_REQUESTS_MAX)
         super().__init__((host, port), _Handler)
-        self.addr = joined(host, int(self.server_address[1]))
+        self.addr = join_address(host, int(self.server_address[1]))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             request.settimeout(0)
             request.send(_BUSY)
             self.shutdown_request(request)
@@ -110,17 +108,17 @@ class _Server(ThreadingMixIn, TCPServer):
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._room.release()
+            self._slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that goes away, or is too slow, is nobody's concern."""
+        """Ignore a client that disconnects or is too slow."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,20 +146,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        """Say nothing of each request."""
+        """Log nothing for a request."""
 
 
-def say_ready(facts: Mapping[str, Any]) -> None:
-    """Print one line of JSON, for whoever started the service."""
-    with suppress(BrokenPipeError):  # nobody has to read it
+def print_ready(facts: Mapping[str, Any]) -> None:
+    """Print one line of JSON for the process that started the service."""
+    with suppress(BrokenPipeError):  # the starter need not read it
         print(json.dumps(facts), flush=True)
 
 
 @contextmanager
-def metrics_shown(addr: str | None) -> Iterator[dict[str, str]]:
-    """Show the process's metrics at an address, if one is given; yields what to say of it when ready.
+def serve_metrics(addr: str | None) -> Iterator[dict[str, str]]:
+    """Serve the process's metrics during the block, if an address is given.
 
-    Raises Invalid when the address cannot be used.
+    Yields the fact for `print_ready`. Raises Invalid when the address cannot be used.
     """
     if addr is None:
         yield {}
@@ -171,7 +169,7 @@ def metrics_shown(addr: str | None) -> Iterator[dict[str, str]]:
 
 
 def run_until_signalled(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end. A signal cancels it, and it may take its time to end; the next cancels that too."""
+    """Run a coroutine to its end. A signal cancels it; a second signal cancels its cleanup too."""
     started: Future[asyncio.Task[None]] = Future()
 
     async def run() -> None:

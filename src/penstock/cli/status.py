@@ -1,4 +1,4 @@
-"""`penstock status`: how a deployment does, on a terminal or as JSON."""
+"""`penstock status`: the overview of a deployment, on a terminal or as JSON."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.clock import SYSTEM
-from penstock.control.deployment import deployed
-from penstock.control.overview.gather import Rates
+from penstock.control.deployment import open_deployment
+from penstock.control.overview.gather import FactsCache
 from penstock.control.overview.model import HeldBy, Overview
-from penstock.control.overview.overview import overview, overview_without_cluster
+from penstock.control.overview.overview import overview_without_cluster, read_overview
 from penstock.control.part_states import PartKind, UpStates
 from penstock.errors import PenstockError, Unavailable
 from penstock.settings import Settings
 
-__all__ = ["at_hand", "shown", "status", "watch"]
+__all__ = ["print_status", "render_overview", "watch_status", "with_local_store"]
 
 _RATE_S = 0.3
 _WATCH_S = 2.0
@@ -26,66 +26,66 @@ _KV_TIMEOUT_MS = 1_000
 _GOOD = frozenset({"running", "normal", "completed", "finished"})
 
 
-def status(settings: Settings, *, as_json: bool, limit: int) -> int:
-    """Print how a deployment does; 0 when it is well, else 1.
+def print_status(settings: Settings, *, as_json: bool, limit: int) -> int:
+    """Print the overview of a deployment; return 0 without problems, else 1.
 
-    Raises Unavailable when the cluster does not answer and nothing is known to run.
+    Raises Unavailable when the cluster does not answer and `penstock up` does not run here.
     """
-    found = _look(settings, limit)
+    overview = _read_overview(settings, limit)
     if as_json or not sys.stdout.isatty():
-        print(found.model_dump_json(indent=2))
+        print(overview.model_dump_json(indent=2))
     else:
-        Console().print(shown(found))
-    return 0 if found.healthy else 1
+        Console().print(render_overview(overview))
+    return 0 if overview.healthy else 1
 
 
-def _look(settings: Settings, limit: int) -> Overview:
-    rates = Rates()
-    rates.read(settings)
+def _read_overview(settings: Settings, limit: int) -> Overview:
+    cache = FactsCache()
+    cache.read_counters(settings)
     try:
-        with deployed(_hasty(settings)) as deployment:
-            SYSTEM.pause(_RATE_S)  # so that there are rates
-            return overview(deployment, rates, limit=limit)
+        with open_deployment(_with_short_timeouts(settings)) as deployment:
+            SYSTEM.pause(_RATE_S)  # a rate needs two readings of the counters
+            return read_overview(deployment, cache, limit=limit)
     except Unavailable as error:
-        found = overview_without_cluster(settings, str(error))
-        if found is None:
+        overview = overview_without_cluster(settings, str(error))
+        if overview is None:
             raise
-        return found
+        return overview
 
 
-def watch(settings: Settings, *, limit: int) -> int:
-    """Show it again and again until it is interrupted; then as `status`."""
-    rates = Rates()
+def watch_status(settings: Settings, *, limit: int) -> int:
+    """Show the overview every two seconds until interrupted; return as `print_status`."""
+    cache = FactsCache()
     latest: Overview | None = None
     try:
         with Live(console=Console(), auto_refresh=False, screen=sys.stdout.isatty()) as live:
-            for latest in _looks(settings, rates, limit):
-                live.update(shown(latest), refresh=True)
+            for latest in _read_overviews(settings, cache, limit):
+                live.update(render_overview(latest), refresh=True)
                 SYSTEM.pause(_WATCH_S)
     except KeyboardInterrupt:
         pass
     return 0 if latest is not None and latest.healthy else 1
 
 
-def _looks(settings: Settings, rates: Rates, limit: int) -> Iterator[Overview]:
-    """One overview after another, whether the cluster answers or not, as long as something is known."""
+def _read_overviews(settings: Settings, cache: FactsCache, limit: int) -> Iterator[Overview]:
+    """Yield overviews, with or without the cluster, while the cluster answers or `penstock up` runs here."""
     while True:
         try:
-            with deployed(_hasty(settings)) as deployment:
+            with open_deployment(_with_short_timeouts(settings)) as deployment:
                 while True:
-                    yield overview(deployment, rates, limit=limit)
+                    yield read_overview(deployment, cache, limit=limit)
         except Unavailable as error:
-            found = overview_without_cluster(settings, str(error))
-            if found is None:
+            overview = overview_without_cluster(settings, str(error))
+            if overview is None:
                 raise
-            yield found
+            yield overview
 
 
-def at_hand(settings: Settings) -> Settings:
-    """The settings with the address of the store that `penstock up` runs: its port may be any free one."""
+def with_local_store(settings: Settings) -> Settings:
+    """Return the settings with the address of the store that `penstock up` runs: its port may be any."""
     try:
         states = UpStates.read(settings.up.data)
-    except PenstockError:  # the overview says so
+    except PenstockError:  # the overview reports it
         states = None
     addrs = tuple(
         part.addr
@@ -95,8 +95,8 @@ def at_hand(settings: Settings) -> Settings:
     return settings.model_copy(update={"pd_addrs": addrs}) if addrs else settings
 
 
-def _hasty(settings: Settings) -> Settings:
-    """Who asks how things are does not wait for long."""
+def _with_short_timeouts(settings: Settings) -> Settings:
+    """Return the settings with short timeouts, so that the command answers within seconds."""
     kv = settings.kv.model_copy(
         update={"pd_timeout_ms": min(settings.kv.pd_timeout_ms, _KV_TIMEOUT_MS), "backoff_weight": 1}
     )
@@ -106,53 +106,55 @@ def _hasty(settings: Settings) -> Settings:
 # On a terminal.
 
 
-def shown(found: Overview) -> RenderableType:
-    """An overview for people."""
-    parts: list[RenderableType] = [_flow(found)]
+def render_overview(overview: Overview) -> RenderableType:
+    """Return an overview as tables for a terminal."""
+    parts: list[RenderableType] = [_flow(overview)]
     parts += [
-        Text(f"  {stage.stage.value} is held by {_held(stage.held_by)}", style="yellow")
-        for stage in found.stages
+        Text(f"  {stage.stage.value} is held by {_format_holder(stage.held_by)}", style="yellow")
+        for stage in overview.stages
         if stage.held_by is not None
     ]
-    parts += [_parts(found), _tables(found), _feeds(found), _jobs(found), _problems(found)]
+    parts += [_parts(overview), _tables(overview), _feeds(overview), _jobs(overview), _problems(overview)]
     return Group(*parts)
 
 
-def _flow(found: Overview) -> Text:
-    """The stages with how far each is behind, in one line."""
+def _flow(overview: Overview) -> Text:
+    """Return the stages with their lags and rates, in one line."""
     line = Text()
-    for place, stage in enumerate(found.stages):
-        line.append(" → " if place else "")
+    for index, stage in enumerate(overview.stages):
+        line.append(" → " if index else "")
         line.append(stage.stage.value, style="bold")
-        if place:
+        if index:
             style = "yellow" if stage.held_by else "green"
-            line.append(f" {_seconds(stage.lag_s) or '-'}", style="dim" if stage.lag_s is None else style)
+            line.append(
+                f" {_format_seconds(stage.lag_s) or '-'}", style="dim" if stage.lag_s is None else style
+            )
         if stage.rate is not None:
             line.append(f" {stage.rate:,.0f} rows/s", style="dim")
     return line
 
 
-def _parts(found: Overview) -> RenderableType:
+def _parts(overview: Overview) -> RenderableType:
     rows = (
         (
-            each.name,
-            each.state.value,
-            _duration(found, each.since),
-            each.addr or "",
-            str(each.pid or ""),
-            str(each.restarts or ""),
-            each.error,
+            part.name,
+            part.state.value,
+            _format_duration(overview, part.since),
+            part.addr or "",
+            str(part.pid or ""),
+            str(part.restarts or ""),
+            part.error,
         )
-        for each in found.parts
+        for part in overview.parts
     )
     return _table(("part", "state", "for", "address", "pid", "restarts", "last ended by"), rows, state=1)
 
 
-def _duration(found: Overview, since: str | None) -> str:
-    """How long something is as it is."""
+def _format_duration(overview: Overview, since: str | None) -> str:
+    """Return the time since a moment, as in 2 h 5 min."""
     if since is None:
         return ""
-    passed = datetime.fromisoformat(found.now_time) - datetime.fromisoformat(since)
+    passed = datetime.fromisoformat(overview.now_time) - datetime.fromisoformat(since)
     seconds = max(0, int(passed.total_seconds()))
     days, hours, minutes = seconds // 86_400, seconds // 3_600, seconds // 60
     if days:
@@ -162,86 +164,90 @@ def _duration(found: Overview, since: str | None) -> str:
     return f"{minutes} min" if minutes else f"{seconds} s"
 
 
-def _tables(found: Overview) -> RenderableType:
+def _tables(overview: Overview) -> RenderableType:
     rows = (
-        (each.table, _seconds(each.lag_s), each.readable_time or "", _held(each.held_by))
-        for each in found.tables
+        (table.table, _format_seconds(table.lag_s), table.readable_time or "", _format_holder(table.held_by))
+        for table in overview.tables
     )
     return _table(
-        ("table", "lag", "readable up to", "held by"), rows, more=found.totals.tables - len(found.tables)
+        ("table", "lag", "readable up to", "held by"),
+        rows,
+        more=overview.totals.tables - len(overview.tables),
     )
 
 
-def _feeds(found: Overview) -> RenderableType:
+def _feeds(overview: Overview) -> RenderableType:
     rows = (
         (
-            each.id,
-            each.state,
-            _seconds(each.lag_s),
-            "" if each.spool is None else f"{each.spool.level:.0%} of {_size(each.spool.quota_bytes)}",
-            each.error or _held(each.held_by),
+            feed.id,
+            feed.state,
+            _format_seconds(feed.lag_s),
+            "" if feed.spool is None else f"{feed.spool.level:.0%} of {_format_mib(feed.spool.quota_bytes)}",
+            feed.error or _format_holder(feed.held_by),
         )
-        for each in found.changefeeds
+        for feed in overview.changefeeds
     )
     return _table(
         ("changefeed", "state", "lag", "spool", "held by"),
         rows,
         state=1,
-        more=found.totals.changefeeds - len(found.changefeeds),
+        more=overview.totals.changefeeds - len(overview.changefeeds),
     )
 
 
-def _jobs(found: Overview) -> RenderableType:
+def _jobs(overview: Overview) -> RenderableType:
     rows = (
-        (each.job, each.consumer or "", each.state, _seconds(each.lag_s), each.lacks or "", each.error)
-        for each in found.jobs
+        (job.job, job.consumer or "", job.state, _format_seconds(job.lag_s), job.lacks or "", job.error)
+        for job in overview.jobs
     )
     return _table(
-        ("job", "consumer", "state", "lag", "lacks", "error"),
+        ("job", "consumer", "state", "lag", "lag reason", "error"),
         rows,
         state=2,
-        more=found.totals.jobs - len(found.jobs),
+        more=overview.totals.jobs - len(overview.jobs),
     )
 
 
-def _problems(found: Overview) -> RenderableType:
-    if found.healthy:
-        return Text(f"all is well, {found.now_time}", style="green")
-    told = Text()
-    for each in found.problems:
-        told.append(f"{each.message}\n", style="bold red")
-        told.append(f"  {each.remedy}\n")
-    more = found.totals.problems - len(found.problems)
-    told.append(f"{found.totals.problems} problems{f', {more} not shown' if more else ''}, {found.now_time}")
-    return told
+def _problems(overview: Overview) -> RenderableType:
+    if overview.healthy:
+        return Text(f"no problems, {overview.now_time}", style="green")
+    text = Text()
+    for problem in overview.problems:
+        text.append(f"{problem.message}\n", style="bold red")
+        text.append(f"  {problem.remedy}\n")
+    more = overview.totals.problems - len(overview.problems)
+    text.append(
+        f"{overview.totals.problems} problems{f', {more} not shown' if more else ''}, {overview.now_time}"
+    )
+    return text
 
 
 def _table(
     heads: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, state: int | None = None, more: int = 0
 ) -> RenderableType:
-    """A table without the columns in which nothing is."""
-    every = list(rows)
-    if not every:
+    """Return a table without its empty columns."""
+    lines = list(rows)
+    if not lines:
         return Text(f"no {heads[0]}s", style="dim")
-    used = [place for place in range(len(heads)) if any(row[place] for row in every)]
+    used = [column for column in range(len(heads)) if any(row[column] for row in lines)]
     table = Table(caption=f"and {more} more" if more else None)
-    for place in used:
-        table.add_column(heads[place], overflow="fold")
-    for row in every:
+    for column in used:
+        table.add_column(heads[column], overflow="fold")
+    for row in lines:
         cells = [Text(cell) for cell in row]
         if state is not None:
             cells[state].stylize("green" if row[state] in _GOOD else "yellow")
-        table.add_row(*(cells[place] for place in used))
+        table.add_row(*(cells[column] for column in used))
     return table
 
 
-def _held(by: HeldBy | None) -> str:
-    return "" if by is None else f"{by.kind.value} {by.name}: {by.detail}"
+def _format_holder(holder: HeldBy | None) -> str:
+    return "" if holder is None else f"{holder.kind.value} {holder.name}: {holder.detail}"
 
 
-def _seconds(lag_s: float | None) -> str:
+def _format_seconds(lag_s: float | None) -> str:
     return "" if lag_s is None else f"{lag_s:.1f} s"
 
 
-def _size(nbytes: int) -> str:
+def _format_mib(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):,.0f} MiB"

@@ -1,4 +1,4 @@
-"""`penstock verify`: targets compared with their sources, one after the other."""
+"""`penstock verify`: compare targets with their sources and print the results."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,59 +10,61 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.output import print_json
-from penstock.control.deployment import deployed
-from penstock.control.verify import TargetReport, Tell, VerifyOptions, verify_targets
+from penstock.control.deployment import open_deployment
+from penstock.control.verify import OnProgress, TargetReport, VerifyOptions, verify_targets
 from penstock.settings import Settings
 
-__all__ = ["verify"]
+__all__ = ["verify_and_print"]
 
 _DIFFERS, _FAILED = 1, 2
 _COLUMNS = ("source_rows", "target_rows", "missing", "different", "extra", "duplicates")
 
 
-def verify(settings: Settings, targets: Sequence[str], options: VerifyOptions, *, as_json: bool) -> int:
-    """Compare targets and print what was found; the exit code: 1 when one differs, 2 when one failed."""
-    with deployed(settings) as deployment, _progress(sys.stderr.isatty()) as tell:
-        reports = verify_targets(deployment, targets, options, tell=tell)
+def verify_and_print(
+    settings: Settings, targets: Sequence[str], options: VerifyOptions, *, as_json: bool
+) -> int:
+    """Compare targets and print the results; return 1 when one differs, 2 when one failed, else 0."""
+    with open_deployment(settings) as deployment, _progress(sys.stderr.isatty()) as show:
+        reports = verify_targets(deployment, targets, options, on_progress=show)
     if as_json or not sys.stdout.isatty():
-        print_json([each.shown() for each in reports])
+        print_json([report.details() for report in reports])
     else:
         _print(reports)
-    if any(each.same is False for each in reports):
+    if any(report.same is False for report in reports):
         return _DIFFERS
-    return _FAILED if any(each.error for each in reports) else 0
+    return _FAILED if any(report.error for report in reports) else 0
 
 
 @contextmanager
-def _progress(wanted: bool) -> Iterator[Tell]:
-    """Says on a terminal how far it has come."""
-    if not wanted:
+def _progress(on_terminal: bool) -> Iterator[OnProgress]:
+    """Yield a listener that shows the progress on a terminal, or nothing elsewhere."""
+    if not on_terminal:
         yield lambda _target, _what, _rows: None
         return
     with Console(stderr=True).status("") as status:
 
-        def tell(target: str, what: str, rows: int) -> None:
+        def show(target: str, what: str, rows: int) -> None:
             status.update(Text(f"{target} {what}{f': {rows:,} rows' if rows else ''}"))
 
-        yield tell
+        yield show
 
 
 def _print(reports: Sequence[TargetReport]) -> None:
     table = Table("target", "result", *(name.replace("_", " ") for name in _COLUMNS), "note")
     for report in reports:
-        shown = report.shown()
-        rows = shown.get("tables") or [shown]
+        details = report.details()
+        rows = details.get("tables") or [details]
         for row in rows:
             name = f"{report.target} {row['table']}" if "table" in row else report.target
             cells = [str(row.get(column, "")) for column in _COLUMNS]
-            table.add_row(Text(name), _result(row), *cells, Text(_note(row)))
+            table.add_row(Text(name), _format_result(row), *cells, Text(_format_note(row)))
     Console().print(table if reports else "there is nothing to compare")
 
 
-def _result(row: dict[str, Any]) -> str:
+def _format_result(row: dict[str, Any]) -> str:
     return {True: "[green]same", False: "[red]differs", None: "[yellow]not compared"}[row["same"]]
 
 
-def _note(row: dict[str, Any]) -> str:
-    said = (row.get("error"), row.get("note"), *row.get("faults", ()))
-    return "; ".join(each for each in said if each)
+def _format_note(row: dict[str, Any]) -> str:
+    notes = (row.get("error"), row.get("note"), *row.get("faults", ()))
+    return "; ".join(note for note in notes if note)

@@ -1,1 +1,1 @@
-"""What people do with a deployment and see of it: one set of operations behind the commands and the API."""
+"""Operations on a deployment and views of it. The commands and the API both call these."""

@@ -1,15 +1,19 @@
-"""What people do with changefeeds, and what they are shown of them."""
+"""Operations on changefeeds, and their JSON views without secrets.
+
+Each operation takes the deployment first. `account` restricts it to the changefeeds of that account; None
+means all of them. A changefeed that does not exist, or belongs to another account, raises NotFound.
+"""
 
 import logging
 from typing import Any
 
 from penstock import eventloop
-from penstock.changefeeds.commands import create_feed, dump, pause_feed, resume_feed, update_feed
+from penstock.changefeeds import commands
 from penstock.changefeeds.model import ChangefeedRecord
 from penstock.changefeeds.sink_uri import mask_uri
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
-from penstock.control.display import shown_ms
+from penstock.control.display import format_ms
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.holds import ClusterHold
 from penstock.settings import ChangefeedSettings, parse_changefeed
@@ -17,78 +21,84 @@ from penstock.tables.accounts import SYSTEM as SYSTEM_ACCOUNT
 
 _log = logging.getLogger(__name__)
 
-_HIDDEN = {"sink": "***", "storage_options": "***"}
+_MASKED = {"sink": "***", "storage_options": "***"}
 
 
-def listed(deployment: Deployment, *, account: str | None = None) -> list[ChangefeedRecord]:
-    """All changefeeds, or those of an account."""
+def list_changefeeds(deployment: Deployment, *, account: str | None = None) -> list[ChangefeedRecord]:
+    """Return every changefeed, or those of one account."""
     return eventloop.run(deployment.feeds_of(account).list())
 
 
-def get(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
-    """One of them; raise NotFound when there is none of that name."""
+def get_changefeed(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
+    """Return one changefeed; raise NotFound when there is none of that name."""
     return eventloop.run(deployment.feeds_of(account).get(name))
 
 
-def pause(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
-    """Stop one where it is."""
-    return eventloop.run(pause_feed(deployment.feeds_of(account), name))
+def pause_changefeed(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
+    """Stop a changefeed at its checkpoint."""
+    return eventloop.run(commands.pause_changefeed(deployment.feeds_of(account), name))
 
 
-def resume(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
-    """Let one go on that was paused or has failed."""
-    return eventloop.run(resume_feed(deployment.feeds_of(account), name))
+def resume_changefeed(deployment: Deployment, name: str, *, account: str | None = None) -> ChangefeedRecord:
+    """Start a paused or failed changefeed again from its checkpoint."""
+    return eventloop.run(commands.resume_changefeed(deployment.feeds_of(account), name))
 
 
-def create(deployment: Deployment, name: str, options: dict[str, Any]) -> ChangefeedRecord:
-    """Create a changefeed, of the options and what the settings say under its name."""
-    known = deployment.settings.changefeeds.get(name)
-    tree = {**(dump(known) if known is not None else {}), **options}
+def create_from_options(deployment: Deployment, name: str, options: dict[str, Any]) -> ChangefeedRecord:
+    """Create a changefeed from the settings section of its name, overridden by `options`."""
+    section = deployment.settings.changefeeds.get(name)
+    tree = {**(commands.dump_settings(section) if section is not None else {}), **options}
     if "sink_uri" not in tree:
         raise Invalid(
-            f"changefeed {name} has no sink; give --sink-uri, or a section changefeeds.{name} in --config"
+            f"changefeed {name} has no sink; give --sink-uri, or add a section changefeeds.{name} to the"
+            " --config file"
         )
-    return add(deployment, name, parse_changefeed(tree, origin=f"changefeed {name}"))
+    return create_changefeed(deployment, name, parse_changefeed(tree, origin=f"changefeed {name}"))
 
 
-def add(
-    deployment: Deployment, name: str, wanted: ChangefeedSettings, *, account: str | None = None
+def create_changefeed(
+    deployment: Deployment, name: str, settings: ChangefeedSettings, *, account: str | None = None
 ) -> ChangefeedRecord:
-    """Create a changefeed of an account, as it is wanted; raise AlreadyExists when its name is taken."""
+    """Create a changefeed of an account; raise AlreadyExists when the name is in use."""
     return eventloop.run(
-        create_feed(
-            deployment.feeds, name, wanted, now_ts=deployment.now_ts(), account=account or SYSTEM_ACCOUNT.name
+        commands.create_changefeed(
+            deployment.feeds,
+            name,
+            settings,
+            now_ts=deployment.now_ts(),
+            account=account or SYSTEM_ACCOUNT.name,
         )
     )
 
 
-def update(deployment: Deployment, name: str, options: dict[str, Any]) -> ChangefeedRecord:
-    """Change a paused changefeed: by the options, or to what the settings say under its name."""
-    known = deployment.settings.changefeeds.get(name)
+def update_from_options(deployment: Deployment, name: str, options: dict[str, Any]) -> ChangefeedRecord:
+    """Change a paused changefeed by `options`; without options, to the settings section of its name."""
+    section = deployment.settings.changefeeds.get(name)
     changes = options
-    if not changes and known is not None:
-        changes = {key: value for key, value in dump(known).items() if key != "start"}
-    return change(deployment, name, changes)
+    if not changes and section is not None:
+        changes = {key: value for key, value in commands.dump_settings(section).items() if key != "start"}
+    return update_changefeed(deployment, name, changes)
 
 
-def change(
+def update_changefeed(
     deployment: Deployment, name: str, changes: dict[str, Any], *, account: str | None = None
 ) -> ChangefeedRecord:
-    """Change a paused changefeed; raise Invalid when nothing is to be changed."""
+    """Change a paused changefeed; raise Invalid when `changes` is empty."""
     if not changes:
         raise Invalid(
-            f"nothing of changefeed {name} is to be changed; give an option, or its section in --config"
+            f"no change is given for changefeed {name}; give an option, or its section in the --config file"
         )
-    return eventloop.run(update_feed(deployment.feeds_of(account), name, changes))
+    return eventloop.run(commands.update_changefeed(deployment.feeds_of(account), name, changes))
 
 
-def remove(deployment: Deployment, name: str, *, account: str | None = None) -> None:
-    """Forget a changefeed, and let the cluster collect what it would have needed.
+def remove_changefeed(deployment: Deployment, name: str, *, account: str | None = None) -> None:
+    """Remove a changefeed and release the cluster's history that it held.
 
-    A cluster that cannot be told so now collects it a day later: the changefeed is gone all the same.
+    If the cluster cannot be reached to release the history, the changefeed is removed all the same, and the
+    hold expires after a day.
     """
 
-    async def work() -> None:
+    async def remove() -> None:
         await deployment.feeds_of(account).remove(name)
         try:
             history = await ClusterHold.connect(deployment.settings, name)
@@ -100,30 +110,30 @@ def remove(deployment: Deployment, name: str, *, account: str | None = None) -> 
             facts = {"changefeed": name, "error": str(error)}
             _log.warning("history of a removed changefeed is held for up to a day", extra=facts)
 
-    eventloop.run(work())
+    eventloop.run(remove())
 
 
-def summary(feed: ChangefeedRecord) -> dict[str, Any]:
-    """How a changefeed does."""
+def changefeed_summary(feed: ChangefeedRecord) -> dict[str, Any]:
+    """Return the state, checkpoint and lag of a changefeed."""
     checkpoint_ms = physical_ms(feed.status.checkpoint_ts)
     return {
         "id": feed.info.id,
         "account": feed.info.account,
         "state": feed.state.value,
         "checkpoint_ts": feed.status.checkpoint_ts,
-        "checkpoint_time": shown_ms(checkpoint_ms),
+        "checkpoint_time": format_ms(checkpoint_ms),
         "lag_s": max(0, round((SYSTEM.wall_ms() - checkpoint_ms) / 1000)),
         "error": feed.status.error,
     }
 
 
-def everything(feed: ChangefeedRecord) -> dict[str, Any]:
-    """All that is known of a changefeed, without its secrets."""
-    kept = {key: _HIDDEN.get(key, value) if value else value for key, value in feed.info.settings.items()}
+def changefeed_details(feed: ChangefeedRecord) -> dict[str, Any]:
+    """Return the summary and the settings of a changefeed, with secrets masked."""
+    settings = {key: _MASKED.get(key, value) if value else value for key, value in feed.info.settings.items()}
     return {
-        **summary(feed),
+        **changefeed_summary(feed),
         "start_ts": feed.info.start_ts,
         "snapshot": feed.info.snapshot,
         "ddl_ts": feed.status.ddl_ts,
-        "settings": {**kept, "sink_uri": mask_uri(str(feed.info.settings["sink_uri"]))},
+        "settings": {**settings, "sink_uri": mask_uri(str(feed.info.settings["sink_uri"]))},
     }

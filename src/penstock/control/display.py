@@ -1,7 +1,4 @@
-"""Moments as people read them.
-
-Cells of rows as JSON has them. Pure.
-"""
+"""Times as texts, and cells of rows as JSON values. Pure."""
 
 import math
 from datetime import UTC, date, datetime, timedelta
@@ -9,27 +6,27 @@ from typing import Any
 
 from penstock.clock import physical_ms
 
-__all__ = ["plain", "shown_ms", "shown_ts"]
+__all__ = ["format_ms", "format_ts", "json_value"]
 
 
-def shown_ms(at: int) -> str:
-    """A moment, given in milliseconds since the epoch."""
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
+def format_ms(at_ms: int) -> str:
+    """Return milliseconds since the epoch as an ISO 8601 time in UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def shown_ts(ts: int) -> str | None:
-    """When a timestamp was; None for none."""
-    return shown_ms(physical_ms(ts)) if ts else None
+def format_ts(ts: int) -> str | None:
+    """Return the wall time of a database timestamp as ISO 8601; None for 0."""
+    return format_ms(physical_ms(ts)) if ts else None
 
 
-def plain(cell: Any) -> Any:
-    """A cell as JSON has it: bytes in hex, times in ISO 8601, durations in seconds, decimals as texts.
+def json_value(cell: Any) -> Any:
+    """Return a cell as a JSON value: bytes in hex, times in ISO 8601, durations in seconds, decimals as text.
 
-    Numbers that JSON does not have are the texts NaN, Infinity and -Infinity.
+    Floats that JSON cannot express become the texts NaN, Infinity and -Infinity.
     """
     match cell:
         case float():
-            return cell if math.isfinite(cell) else _unbounded(cell)
+            return cell if math.isfinite(cell) else _non_finite_name(cell)
         case None | bool() | int() | str():
             return cell
         case bytes():
@@ -39,14 +36,14 @@ def plain(cell: Any) -> Any:
         case timedelta():
             return cell.total_seconds()
         case list():
-            return [plain(each) for each in cell]
+            return [json_value(item) for item in cell]
         case dict():
-            return {str(name): plain(each) for name, each in cell.items()}
+            return {str(name): json_value(item) for name, item in cell.items()}
         case _:
             return str(cell)
 
 
-def _unbounded(number: float) -> str:
+def _non_finite_name(number: float) -> str:
     if math.isnan(number):
         return "NaN"
     return "Infinity" if number > 0 else "-Infinity"

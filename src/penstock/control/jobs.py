@@ -20,7 +20,7 @@ from penstock.control.verify import read_last_results
 from penstock.durations import parse_duration
 from penstock.errors import AlreadyExists, Invalid, PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.api import Jobs, check_spec, no_such_job, make_paths_absolute
+from penstock.jobs.api import Jobs, check_spec, make_paths_absolute, no_such_job
 from penstock.jobs.freshness import Freshness, FreshnessReader, freshness_of
 from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.spec import JobSpec, UpdateOptions

@@ -1,4 +1,4 @@
-"""What `penstock up` runs, as it says it in a file: for `penstock status`, the API and the pages."""
+"""The file in which `penstock up` publishes the state of its parts, for `penstock status` and the API."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _NAME = "state.json"
 
 
 class PartKind(StrEnum):
-    """What a part does."""
+    """The service that a part runs."""
 
     STORE = "store"
     CAPTURE = "capture"
@@ -26,19 +26,19 @@ class PartKind(StrEnum):
 
 
 class PartState(StrEnum):
-    """How a part does."""
+    """Where a part is in its life."""
 
     STARTING = "starting"
     RUNNING = "running"
-    """It has said that it is ready."""
+    """It has reported that it is ready."""
     WAITING = "waiting"
-    """It ended, and is started again after a while."""
+    """It ended, and is started again after a delay."""
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """One part."""
+    """The state of one part."""
 
     name: str
     """`store`, `capture-1`, `changefeeds`, `jobs`, `api`."""
@@ -46,52 +46,52 @@ class PartStatus:
     state: PartState
     pid: int | None = None
     since_ms: int = 0
-    """Since when it is in this state."""
+    """When it entered this state."""
     restarts: int = 0
     error: str = ""
-    """Why it ended the last time: its own last words, or how it was killed."""
+    """Why it ended the last time: its last error message, or the signal that killed it."""
     metrics_addr: str | None = None
-    """Where it shows its metrics."""
+    """Where it serves its metrics."""
     addr: str | None = None
-    """Where it serves: placement driver, Flight, HTTP."""
+    """Where it serves its clients: placement driver, Flight or HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpStates:
-    """All parts of one `penstock up`; `pid` is its own."""
+    """The parts of one `penstock up`; `pid` is the process of `penstock up` itself."""
 
     pid: int
     parts: tuple[PartStatus, ...]
 
     def write(self, folder: Path) -> None:
-        """Put it in the place of what was said before, at once or not at all. Raises OSError."""
+        """Replace the file of a folder atomically. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        written = folder / f".{_NAME}.{self.pid}"
-        written.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        written.replace(folder / _NAME)
+        temporary = folder / f".{_NAME}.{self.pid}"
+        temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        temporary.replace(folder / _NAME)
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Say nothing any more. Raises OSError."""
+        """Remove the file of a folder, if there is one. Raises OSError."""
         (folder / _NAME).unlink(missing_ok=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """What is said in a folder; None when nothing is, or who said it does not run any more.
+        """Read the file of a folder; return None when there is none, or when its `penstock up` has ended.
 
-        Raises Corrupt when it is something else, Unavailable when it cannot be read.
+        Raises Corrupt when the file has another content, Unavailable when it cannot be read.
         """
         path = folder / _NAME
         try:
             tree = json.loads(path.read_bytes())
-            found = cls(int(tree["pid"]), _parts(tree["parts"]))
+            states = cls(int(tree["pid"]), _parts(tree["parts"]))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise Unavailable(f"{path} cannot be read ({error.strerror}); check up.data") from error
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(f"{path} is damaged; remove it, and start `penstock up` again") from error
-        return found if _runs(found.pid) else None
+        return states if _is_running(states.pid) else None
 
 
 def _parts(trees: Sequence[dict[str, Any]]) -> tuple[PartStatus, ...]:
@@ -101,11 +101,11 @@ def _parts(trees: Sequence[dict[str, Any]]) -> tuple[PartStatus, ...]:
     )
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is there, and somebody else's
+    except PermissionError:  # the process runs, and belongs to another user
         return True
     return True

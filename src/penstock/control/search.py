@@ -1,4 +1,4 @@
-"""`penstock search`: what the index of a job finds, and how fresh that is."""
+"""Search the index of a job, and say how fresh the answer is."""
 
 import json
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from typing import Any
 from penstock.clock import physical_ms
 from penstock.consumers.search_index.search import search
 from penstock.control.deployment import Deployment
-from penstock.control.display import plain, shown_ts
+from penstock.control.display import format_ts, json_value
 from penstock.errors import Invalid
 from penstock.jobs.job import JobId
 
-__all__ = ["SearchOptions", "found", "parsed_vector"]
+__all__ = ["SearchOptions", "parse_vector", "search_index"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """What is asked."""
+    """One search, by words or by a vector; `every` requires all of the words."""
 
     words: str | None
     vector: Sequence[float] | None
@@ -28,10 +28,13 @@ class SearchOptions:
     every: bool
 
 
-def found(
+def search_index(
     deployment: Deployment, job_id: JobId, options: SearchOptions, *, account: str | None = None
 ) -> dict[str, Any]:
-    """Ask the index of a job; raise Invalid when that cannot be, Unavailable while it is not built."""
+    """Search the index of a job.
+
+    Raises Invalid when the job has no such index, Unavailable while the index is not built yet.
+    """
     job = deployment.jobs(account).get_job(job_id)
     result = search(
         job,
@@ -48,23 +51,26 @@ def found(
     return {
         "job": str(job_id),
         "watermark": watermark,
-        "watermark_time": shown_ts(watermark),
+        "watermark_time": format_ts(watermark),
         "lag_s": max(0.0, (physical_ms(now_ts) - physical_ms(watermark)) / 1000),
         "complete": result.complete,
-        "rows": [{name: plain(cell) for name, cell in row.items()} for row in result.rows.to_pylist()],
+        "rows": [{name: json_value(cell) for name, cell in row.items()} for row in result.rows.to_pylist()],
     }
 
 
 def _watermark(deployment: Deployment, table_id: int, watermark: int) -> int:
-    """Up to when rows have everything: that of the index, and on as far as its table has not changed."""
-    look = deployment.looks([table_id]).get(table_id)
-    return (
-        max(watermark, look.readable_ts) if look is not None and look.changed_ts <= watermark else watermark
-    )
+    """Return the timestamp up to which the answer is complete.
+
+    That is the watermark of the index, or a later one when the table has not changed since.
+    """
+    progress = deployment.readable_ranges([table_id]).get(table_id)
+    if progress is None or progress.changed_ts > watermark:
+        return watermark
+    return max(watermark, progress.readable_ts)
 
 
-def parsed_vector(text: str) -> list[float]:
-    """Numbers with commas between them, with or without brackets, or @FILE that holds them."""
+def parse_vector(text: str) -> list[float]:
+    """Parse numbers separated by commas, with or without brackets, or read them from @FILE."""
     if text.startswith("@"):
         path = Path(text[1:])
         try:
@@ -75,7 +81,7 @@ def parsed_vector(text: str) -> list[float]:
         numbers = json.loads(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
         vector = [float(number) for number in numbers]
     except (ValueError, TypeError):
-        raise Invalid("--vector has no numbers; write 0.1,0.2,0.3 or @file.json") from None
+        raise Invalid("--vector is not a list of numbers; write 0.1,0.2,0.3 or @file.json") from None
     if not vector:
         raise Invalid("--vector is empty; write 0.1,0.2,0.3 or @file.json")
     return vector

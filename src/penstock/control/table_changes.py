@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect_changes
 from penstock.changes.collect import open_range, schema_parts
-from penstock.changes.columns import choose_columns, list_read_columns, key_names
+from penstock.changes.columns import choose_columns, key_names, list_read_columns
 from penstock.changes.limits import ReadLimit
 from penstock.clock import compose_ts, physical_ms
 from penstock.control.deployment import Deployment

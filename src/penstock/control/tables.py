@@ -1,11 +1,11 @@
-"""What people are shown of tables: how far each can be read, its schema versions and its objects."""
+"""JSON views of tables: up to where each can be read, its schema versions and its objects."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.clock import physical_ms
 from penstock.control.deployment import Deployment
-from penstock.control.display import shown_ts
+from penstock.control.display import format_ts
 from penstock.errors import NotFound
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.read.partition import Partition, PartitionState
@@ -17,14 +17,17 @@ from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import TablePlace
 from penstock.tables.statements import type_text
 
-__all__ = ["OBJECTS_MAX", "detail", "find", "listed"]
+__all__ = ["OBJECTS_MAX", "describe_table", "find_table", "list_tables"]
 
 OBJECTS_MAX = 2000
-"""Objects of a table that are shown, the newest ones."""
+"""At most this many objects of a table are shown: the newest."""
 
 
-def listed(deployment: Deployment, *, account: str | None = None) -> list[dict[str, Any]]:
-    """How far every table can be read, or every one of an account, by name. Penstock's own are left out."""
+def list_tables(deployment: Deployment, *, account: str | None = None) -> list[dict[str, Any]]:
+    """Return up to where each table can be read, or each of one account, by name.
+
+    Penstock's own tables are left out.
+    """
     owners = deployment.catalog.owned_databases(account)
     schema = deployment.catalog.schema()
     places = [
@@ -34,95 +37,101 @@ def listed(deployment: Deployment, *, account: str | None = None) -> list[dict[s
         for _, table in sorted(schema.tables[database.id].items())
         if table.is_base_table
     ]
-    looks = deployment.looks({each.table.id for each in places}) if places else {}
+    ranges = deployment.readable_ranges({place.table.id for place in places}) if places else {}
     now_ts = deployment.now_ts()
-    return [_row(each, owners[each.database.name].name, looks.get(each.table.id), now_ts) for each in places]
+    return [
+        _row(place, owners[place.database.name].name, ranges.get(place.table.id), now_ts) for place in places
+    ]
 
 
-def find(deployment: Deployment, name: str, *, account: str | None = None) -> TablePlace:
-    """A table by its name; raise NotFound when there is none, or it is of another account: in equal words."""
+def find_table(deployment: Deployment, name: str, *, account: str | None = None) -> TablePlace:
+    """Return a table by its name.
+
+    Raises NotFound when there is none, and with the same message when it belongs to another account, so that
+    an account cannot learn the names of another's tables.
+    """
     database, _, table = name.partition(".")
     schema = deployment.catalog.schema()
-    there = schema.databases.get(database.lower())
-    found = None if there is None else schema.tables[there.id].get(table.lower())
-    if there is None or found is None or not found.is_base_table or there.name.lower() == DATABASE:
+    owner = schema.databases.get(database.lower())
+    found = None if owner is None else schema.tables[owner.id].get(table.lower())
+    if owner is None or found is None or not found.is_base_table or owner.name.lower() == DATABASE:
         raise _no_table(name)
-    if account is not None and there.name not in deployment.catalog.owned_databases(account):
+    if account is not None and owner.name not in deployment.catalog.owned_databases(account):
         raise _no_table(name)
-    return TablePlace(there, found)
+    return TablePlace(owner, found)
 
 
-def detail(deployment: Deployment, name: str, *, account: str | None = None) -> dict[str, Any]:
-    """Everything that is known of a table. Raises NotFound as `find` does."""
-    place = find(deployment, name, account=account)
+def describe_table(deployment: Deployment, name: str, *, account: str | None = None) -> dict[str, Any]:
+    """Return the columns, schema versions and objects of a table. Raises NotFound as `find_table` does."""
+    place = find_table(deployment, name, account=account)
     owner = deployment.catalog.account_of(place.database.name)
-    look = deployment.looks([place.table.id]).get(place.table.id)
+    progress = deployment.readable_ranges([place.table.id]).get(place.table.id)
     states = _states(deployment, place.table)
     objects = sorted(
-        (each for state in states for each in state.manifest.objects.values()),
-        key=lambda each: (each.max_ts, each.id),
+        (info for state in states for info in state.manifest.objects.values()),
+        key=lambda info: (info.max_ts, info.id),
         reverse=True,
     )
     return {
-        **_row(place, owner.name, look, deployment.now_ts()),
-        "oldest_ts": look.oldest_ts if look is not None else None,
+        **_row(place, owner.name, progress, deployment.now_ts()),
+        "oldest_ts": progress.oldest_ts if progress is not None else None,
         "flushed_ts": min((state.flushed_ts for state in states), default=0) or None,
         "columns": _columns(place.table),
-        "schemas": [_version(each) for each in _schemas(place, states)],
+        "schemas": [_version(schema) for schema in _schemas(place, states)],
         "kinds": _kinds(objects),
-        "objects": [_object(each) for each in objects[:OBJECTS_MAX]],
+        "objects": [_object(info) for info in objects[:OBJECTS_MAX]],
         "objects_left_off": max(0, len(objects) - OBJECTS_MAX),
     }
 
 
 def _no_table(name: str) -> NotFound:
-    return NotFound(f"there is no table {name}; GET /api/v1/tables shows those there are")
+    return NotFound(f"there is no table {name}; GET /api/v1/tables lists the tables")
 
 
-def _row(place: TablePlace, account: str, look: ReadableRange | None, now_ts: int) -> dict[str, Any]:
+def _row(place: TablePlace, account: str, progress: ReadableRange | None, now_ts: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "table": f"{place.database.name}.{place.table.name}",
         "table_id": place.table.id,
         "account": account,
-        "captured": look is not None,
+        "captured": progress is not None,
         "readable_ts": None,
         "readable_time": None,
         "changed_ts": None,
         "lag_s": None,
     }
-    if look is None:
+    if progress is None:
         return row
     return row | {
-        "readable_ts": look.readable_ts,
-        "readable_time": shown_ts(look.readable_ts),
-        "changed_ts": look.changed_ts,
-        "lag_s": max(0.0, (physical_ms(now_ts) - physical_ms(look.readable_ts)) / 1000),
+        "readable_ts": progress.readable_ts,
+        "readable_time": format_ts(progress.readable_ts),
+        "changed_ts": progress.changed_ts,
+        "lag_s": max(0.0, (physical_ms(now_ts) - physical_ms(progress.readable_ts)) / 1000),
     }
 
 
 def _states(deployment: Deployment, table: TableInfo) -> list[PartitionState]:
-    """What storage has of a table; nothing of one that was never captured."""
+    """Read the states of a table's partitions from storage; a table that was never captured has none."""
     capture = deployment.settings.capture
     storage = StorageRef(capture.storage, capture.storage_options)
-    states = [Partition(storage, each).state() for each in table.physical_ids]
+    states = [Partition(storage, physical_id).state() for physical_id in table.physical_ids]
     return [state for state in states if state.manifest.seq]
 
 
 def _schemas(place: TablePlace, states: Sequence[PartitionState]) -> list[SchemaVersion]:
-    """The versions of a table by time; the newest may not be in a manifest yet."""
-    known = {each.since_ts: each for state in states for each in state.known_schemas}
-    found = [known[since_ts] for since_ts in sorted(known)]
-    if not found or found[-1].table.stored_columns != place.table.stored_columns:
-        number = found[-1].version + 1 if found else 1
-        found.append(SchemaVersion(place.table.update_ts, number, place.table, place.database.name))
-    return found
+    """Return the schema versions of a table by time; the newest may not be in a manifest yet."""
+    known = {schema.since_ts: schema for state in states for schema in state.known_schemas}
+    versions = [known[since_ts] for since_ts in sorted(known)]
+    if not versions or versions[-1].table.stored_columns != place.table.stored_columns:
+        number = versions[-1].version + 1 if versions else 1
+        versions.append(SchemaVersion(place.table.update_ts, number, place.table, place.database.name))
+    return versions
 
 
 def _version(schema: SchemaVersion) -> dict[str, Any]:
     return {
         "version": schema.version,
         "since_ts": schema.since_ts,
-        "since_time": shown_ts(schema.since_ts),
+        "since_time": format_ts(schema.since_ts),
         "table": schema.name,
         "columns": _columns(schema.table),
     }
@@ -142,19 +151,19 @@ def _columns(table: TableInfo) -> list[dict[str, Any]]:
 
 
 def _kinds(objects: Sequence[ObjectInfo]) -> list[dict[str, Any]]:
-    """What there is of each kind, on each side."""
+    """Return the number, rows, bytes and range of the objects of each side and kind."""
     groups: dict[tuple[str, str], list[ObjectInfo]] = {}
-    for each in objects:
-        groups.setdefault((each.side, each.kind), []).append(each)
+    for info in objects:
+        groups.setdefault((info.side, info.kind), []).append(info)
     return [
         {
             "side": side,
             "kind": kind,
             "objects": len(group),
-            "rows": sum(each.rows for each in group),
-            "bytes": sum(each.size_bytes for each in group),
-            "from_ts": min(each.min_ts for each in group),
-            "to_ts": max(each.max_ts for each in group),
+            "rows": sum(info.rows for info in group),
+            "bytes": sum(info.size_bytes for info in group),
+            "from_ts": min(info.min_ts for info in group),
+            "to_ts": max(info.max_ts for info in group),
         }
         for (side, kind), group in sorted(groups.items())
     ]

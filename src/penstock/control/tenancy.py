@@ -1,7 +1,7 @@
-"""What a tenant may ask for: tables of its own databases, and targets where its account may write.
+"""Checks what a tenant may ask for: tables of its own databases, and targets where its account may write.
 
-Changefeeds and jobs are carried out by processes that can reach everything, so what they are told is checked
-before: no code of others, no file of the machine, no address but those under the account's `targets`.
+Changefeeds and jobs run in processes that can reach everything, so their settings are checked first: they may
+name no code, no file of the machine, and no address but those below the account's `targets`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ _STORAGE = frozenset(
         "sas_key",
     }
 )
-"""What a tenant may tell storage: credentials of its own, nothing that leads to another server or file."""
+"""Storage options of a tenant: its own credentials, and nothing that leads to another server or file."""
 _SINK_REFUSED = frozenset({"spool-base-dir", "spool-disk-quota", "worker-count", "flush-concurrency"})
 _CONSUMERS = BUILT_IN - {"iceberg"}  # options of its catalog may load code
 _TARGETS: Mapping[str, tuple[str, ...]] = {
@@ -46,12 +46,12 @@ _FILES = ("ca_path",)
 
 
 class TenantRefused(Invalid):
-    """It is not for this account; an admin may."""
+    """The account may not do this; an admin may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """An account that is no admin's: the databases that it has, and where it may write."""
+    """An account without admin rights: its databases, and the addresses below which it may write."""
 
     account: str
     databases: frozenset[str]
@@ -59,39 +59,39 @@ class Tenant:
 
     @classmethod
     def of(cls, account: str, databases: Iterable[str], targets: Sequence[str]) -> "Tenant":
-        """Databases are compared without case."""
+        """Return a tenant whose databases are compared without case."""
         return cls(account, frozenset(name.lower() for name in databases), tuple(targets))
 
     def owns(self, database: str) -> bool:
-        """Whether a database is its own."""
+        """Return whether the tenant owns a database."""
         return database.lower() in self.databases
 
 
-def check_feed(tenant: Tenant, wanted: ChangefeedSettings) -> None:
-    """Raise Refused unless a tenant may have such a changefeed, Invalid when its sink is none."""
-    for pattern in wanted.tables:
+def check_feed(tenant: Tenant, settings: ChangefeedSettings) -> None:
+    """Raise TenantRefused unless a tenant may have this changefeed, Invalid when its sink is malformed."""
+    for pattern in settings.tables:
         database = pattern.removeprefix("!").strip().partition(".")[0]
         if _WILD.intersection(database) or not tenant.owns(database):
             raise TenantRefused(
-                f"account {tenant.account} has no database for the pattern {pattern!r}; name its own"
-                " databases in full, as in shop.*"
+                f"the pattern {pattern!r} names no database of account {tenant.account}; write the full name"
+                " of one of its databases, as in shop.*"
             )
-    sink = split_uri(wanted.sink_uri.get_secret_value())
+    sink = split_uri(settings.sink_uri.get_secret_value())
     _check_target(tenant, "sink_uri", sink.url)
-    _check_storage({**wanted.storage_options, **sink.storage_options})
-    for name in {**wanted.sink, **sink.parameters}:
+    _check_storage({**settings.storage_options, **sink.storage_options})
+    for name in {**settings.sink, **sink.parameters}:
         if name in _SINK_REFUSED:
-            raise TenantRefused(f"sink parameter {name} is for admins; leave it out")
+            raise TenantRefused(f"sink parameter {name} is for admins only; leave it out")
 
 
 def check_job(tenant: Tenant, spec: JobSpec) -> None:
-    """Raise Refused unless a tenant may have such a job; the spec is complete."""
+    """Raise TenantRefused unless a tenant may have a job of this complete spec."""
     if spec.consumer not in _CONSUMERS:
         raise TenantRefused(
-            f"consumer {spec.consumer!r} is for admins; use one of {', '.join(sorted(_CONSUMERS))}"
+            f"consumer {spec.consumer!r} is for admins only; use one of {', '.join(sorted(_CONSUMERS))}"
         )
     if spec.job_type not in {DEFAULT, GREEDY, PERIODIC}:
-        raise TenantRefused(f"trigger {spec.job_type!r} is for admins; use default, greedy or periodic")
+        raise TenantRefused(f"trigger {spec.job_type!r} is for admins only; use default, greedy or periodic")
     options = spec.detail.consumer.options
     for name in _TARGETS.get(spec.consumer, ()):
         if options.get(name):
@@ -102,11 +102,11 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
         )
     for name in _CODE:
         if ":" in options.get(name, ""):
-            raise TenantRefused(f"option {name} names code, which is for admins; use one that is built in")
+            raise TenantRefused(f"option {name} names code, which is for admins only; use a built-in one")
     for name in _FILES:
         if options.get(name):
             raise TenantRefused(
-                f"option {name} names a file of the server, which is for admins; leave it out"
+                f"option {name} names a file of the server, which is for admins only; leave it out"
             )
     _check_storage(
         {name.partition(".")[2]: value for name, value in options.items() if name.startswith("storage.")}
@@ -114,9 +114,9 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
 
 
 def _check_target(tenant: Tenant, name: str, url: str) -> None:
-    if not any(is_below(url, each) for each in tenant.targets):
+    if not any(is_below(url, prefix) for prefix in tenant.targets):
         raise TenantRefused(
-            f"{name} is no place where account {tenant.account} may write; use one below those of"
+            f"{name} is not an address where account {tenant.account} may write; use one below an address of"
             f" api.accounts.{tenant.account}.targets"
         )
 
@@ -124,21 +124,21 @@ def _check_target(tenant: Tenant, name: str, url: str) -> None:
 def _check_storage(options: Mapping[str, str]) -> None:
     for name in options:
         if name.lower().removeprefix("aws_").removeprefix("azure_") not in _STORAGE:
-            raise TenantRefused(f"storage option {name} is for admins; give region and credentials only")
+            raise TenantRefused(f"storage option {name} is for admins only; give region and credentials only")
 
 
 def is_below(url: str, prefix: str) -> bool:
-    """Whether a URL is a place below another one: the same server, and a path within its path.
+    """Return whether a URL is below another one: the same server, and a path within its path.
 
-    What could lead elsewhere is refused: `..`, escapes, several hosts, and parameters that name other hosts.
+    A URL that could lead elsewhere is not: `..`, escapes, several hosts, or parameters that name other hosts.
     Links of this machine's file system are followed.
     """
     found, allowed = _split(url), _split(prefix)
     if found is None or allowed is None:
         return False
-    if found.scheme in {"postgresql", "postgres"} and found.query:  # may name another host
+    if found.scheme in {"postgresql", "postgres"} and found.query:  # the query may name another host
         return False
-    return location_of(prefix, follow_links=True).holds(location_of(url, follow_links=True))
+    return location_of(prefix, follow_links=True).contains(location_of(url, follow_links=True))
 
 
 def _split(url: str) -> SplitResult | None:
@@ -147,7 +147,7 @@ def _split(url: str) -> SplitResult | None:
         _ = parts.port
     except ValueError:
         return None
-    bad_path = any(each in {".", ".."} for each in parts.path.split("/")) or not url.isprintable()
+    bad_path = any(step in {".", ".."} for step in parts.path.split("/")) or not url.isprintable()
     if not parts.scheme or "://" not in url or bad_path or set("%\\ ").intersection(parts.path):
         return None
     return None if "," in parts.netloc or parts.fragment else parts

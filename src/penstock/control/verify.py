@@ -1,8 +1,7 @@
-"""`penstock verify`: whether targets of jobs and directories of changefeeds are what their sources say.
+"""Compares targets of jobs and directories of changefeeds with their sources, and repairs targets.
 
-The tables of a deployment as a comparison reads them: at a timestamp, and what changed after one.
-
-Whether the target of a job is what its source says, and what brings it back to that.
+`verify_targets` is `penstock verify`; `verify_target` and `repair_target` are for one job. `DeploymentTables`
+reads the source tables for the comparison of a directory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,10 +19,10 @@ from penstock.changefeeds.model import ChangefeedRecord
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
-from penstock.control import changefeeds
+from penstock.control.changefeeds import get_changefeed, list_changefeeds
 from penstock.control.deployment import Deployment
-from penstock.control.display import shown_ts
-from penstock.control.job_views import reported
+from penstock.control.display import format_ts
+from penstock.control.job_views import report_details
 from penstock.durations import parse_duration
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
@@ -35,136 +34,55 @@ from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import parse_changefeed
 from penstock.tables.kv_scan import ranges_of, scan_of
 from penstock.verify.directory import FeedFacts, FeedReport, FeedVerifier, TableReport, directory_reader
-from penstock.verify.results import LastVerification, Outcomes
+from penstock.verify.results import LastVerification, VerificationResults
 from penstock.verify.target import TargetVerification, TargetVerifyReport
 
 __all__ = [
     "DeploymentTables",
+    "OnProgress",
     "TargetReport",
-    "Tell",
     "VerifyOptions",
-    "last_results",
-    "repair",
-    "verify",
+    "read_last_results",
+    "repair_target",
+    "verify_target",
     "verify_targets",
 ]
 
 
-_PATIENCE_S = 15.0
-_TABLES_AGAIN_S = 0.1
+_FEED_PREFIX = "changefeed:"
+_CHECKPOINT_POLL_S = 0.5
+_PROGRESS_WAIT_S = 15.0
+_PROGRESS_POLL_S = 0.1
+
+OnProgress = Callable[[str, str, int], None]
+"""Called with the target, the table or side that is being read, and the rows read so far."""
 
 
-class DeploymentTables:
-    """Implements SourceTables. Rows come from the event store, or from the cluster where that has none."""
-
-    def __init__(self, deployment: Deployment, *, clock: Clock = SYSTEM) -> None:
-        self._deployment = deployment
-        self._clock = clock
-
-    def tables(self, at_ts: int) -> Sequence[SchemaVersion]:
-        """See SourceTables. Raises Invalid when the cluster has collected what it was then."""
-        schema = self._deployment.catalog.schema(at_ts)
-        return [
-            SchemaVersion(0, 0, table, database.name)
-            for database in schema.databases.values()
-            for table in schema.tables[database.id].values()
-            if table.is_base_table
-        ]
-
-    def rows(self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """See SourceTables."""
-        captured = self._captured(schema, at_ts, columns)
-        try:
-            first = next(captured, None)
-        except (StaleRead, Unavailable) as error:
-            yield from self._stored(schema, at_ts, columns, error)
-        else:
-            yield from () if first is None else chain([first], captured)
-
-    def touched(
-        self, schema: SchemaVersion, after_ts: int, columns: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
-        """See SourceTables. Raises Unavailable when nobody captures the table up to now."""
-        source, table_id = self._deployment.source, schema.table.id
-        to_ts = self._deployment.now_ts()
-        if self._same_ts(table_id, after_ts, upto_ts=to_ts) >= to_ts:
-            return
-        from_ts = after_ts
-        while from_ts < to_ts:
-            scan = source.scan(table_id, from_ts, to_ts, ReadLimit())
-            with source.open(scan, columns) as changes:
-                for batch in changes:
-                    yield batch.data.select(columns)
-                    yield batch.tombstones.select(columns)
-            from_ts = scan.to_ts
-
-    def _captured(
-        self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
-        source, table_id = self._deployment.source, schema.table.id
-        scan = source.scan(table_id, 0, self._same_ts(table_id, at_ts, upto_ts=at_ts), ReadLimit())
-        with source.open(scan, columns) as changes:
-            for batch in changes:
-                yield batch.data.select(columns)
-
-    def _stored(
-        self, schema: SchemaVersion, at_ts: int, columns: Sequence[str], why: StaleRead | Unavailable
-    ) -> Iterator[pa.RecordBatch]:
-        """The same rows out of the cluster; if they are gone there too, raise why they are not captured."""
-        cluster = ClusterRef.of(self._deployment.settings)
-        try:
-            place = self._deployment.catalog.schema(at_ts).place(schema.name)
-            scan = scan_of(cluster, place, at_ts, columns)
-            for part in ranges_of(cluster.client(), scan):
-                yield from part.read()
-        except Invalid:
-            raise why from None
-
-    def _same_ts(self, table_id: int, at_ts: int, *, upto_ts: int) -> int:
-        """The newest timestamp at which a table is what it was at `at_ts`, known up to `upto_ts` at least.
-
-        There history is surely kept. Waits a while for whoever reads the table to have come so far.
-        """
-        deadline = self._clock.monotonic() + _PATIENCE_S
-        while self._clock.monotonic() < deadline:
-            look = self._deployment.looks([table_id]).get(table_id)
-            if look is None:
-                return at_ts
-            if look.readable_ts >= upto_ts:
-                return look.readable_ts if look.changed_ts <= at_ts else at_ts
-            self._clock.pause(_TABLES_AGAIN_S)
-        return at_ts
-
-
-def verify(deployment: Deployment, job_id: JobId, *, account: str | None = None) -> TargetVerifyReport:
+def verify_target(deployment: Deployment, job_id: JobId, *, account: str | None = None) -> TargetVerifyReport:
     """Compare a job's target with its source."""
-    return _care(deployment, account).verify(job_id)
+    return _target_verification(deployment, account).verify(job_id)
 
 
-def repair(
+def repair_target(
     deployment: Deployment, job_id: JobId, *, rebuild: bool, account: str | None = None
 ) -> dict[str, Any]:
-    """Mend a job's target, or have it filled anew; what was done, and what was found before."""
-    done = _care(deployment, account).repair(job_id, rebuild=rebuild)
-    answer = {"job": str(job_id), "action": done.action.value, "table_id": done.job.key.table_id}
-    found = {} if done.report is None else reported(done.report)
-    return answer | {name: value for name, value in found.items() if name not in {"job", "same"}}
+    """Repair a job's target, or have it filled again from the start when `rebuild` is set.
+
+    Returns the action that was taken and the differences found before it.
+    """
+    repair = _target_verification(deployment, account).repair(job_id, rebuild=rebuild)
+    answer = {"job": str(job_id), "action": repair.action.value, "table_id": repair.job.key.table_id}
+    report = {} if repair.report is None else report_details(repair.report)
+    return answer | {name: value for name, value in report.items() if name not in {"job", "same"}}
 
 
-def _care(deployment: Deployment, account: str | None) -> TargetVerification:
+def _target_verification(deployment: Deployment, account: str | None) -> TargetVerification:
     return TargetVerification(deployment.jobs(account), deployment.source, deployment.settings)
-
-
-_FEED_PREFIX = "changefeed:"
-_VERIFY_AGAIN_S = 0.5
-
-Tell = Callable[[str, str, int], None]
-"""Hears of progress: the target, what of it is read, and how many rows were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """Which moment a target has to have reached before it is compared; None: as it is."""
+    """The moment that a target must reach before it is compared; without `at`, compare it as it is."""
 
     at: str | None = None
     """A timestamp, or `now`."""
@@ -173,7 +91,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """What became of one comparison: a report, why there is none, or why there need not be one."""
+    """The outcome of one comparison: a report, the error that prevented it, or a note why none is needed."""
 
     target: str
     report: TargetVerifyReport | FeedReport | None = None
@@ -182,19 +100,19 @@ class TargetReport:
 
     @property
     def same(self) -> bool | None:
-        """Whether nothing differs; None when nobody knows."""
+        """Whether target and source are the same; None when there is no report."""
         return None if self.report is None else self.report.same
 
-    def shown(self) -> dict[str, Any]:
-        """As JSON has it: no values of rows, no secrets."""
+    def details(self) -> dict[str, Any]:
+        """Return the outcome as JSON, without values of rows and without secrets."""
         facts: dict[str, Any] = {"target": self.target, "same": self.same}
         if isinstance(self.report, TargetVerifyReport):
-            facts |= {name: each for name, each in reported(self.report).items() if name not in {"job"}}
+            facts |= {name: value for name, value in report_details(self.report).items() if name != "job"}
         elif self.report is not None:
             facts |= {
                 "at_ts": self.report.at_ts,
-                "at_time": shown_ts(self.report.at_ts),
-                "tables": [_shown_table(each) for each in self.report.tables],
+                "at_time": format_ts(self.report.at_ts),
+                "tables": [_table_details(table) for table in self.report.tables],
             }
         return {**facts, "note": self.note or None, "error": self.error or None}
 
@@ -205,94 +123,96 @@ def verify_targets(
     options: VerifyOptions,
     *,
     account: str | None = None,
-    tell: Tell = lambda _target, _what, _rows: None,
+    on_progress: OnProgress = lambda _target, _what, _rows: None,
 ) -> list[TargetReport]:
-    """Compare targets, by default all, one after the other; one that fails does not stop the others.
+    """Compare targets one after the other, all when none is named. One failure does not stop the rest.
 
-    A target is a job, `database.table/job`, or `changefeed:NAME`. Raises Invalid when one is written
-    otherwise or is not there, before anything is compared.
+    A target is a job, `database.table/job`, or `changefeed:NAME`. Raises Invalid when a name has another form
+    and NotFound when there is no such target, before anything is compared.
     """
-    at_ts = _at_ts(deployment, options.at)
+    at_ts = _parse_moment(deployment, options.at)
     timeout_s = parse_duration(options.timeout)
-    found = _named(deployment, targets, account) if targets else _all(deployment, account)
-    work = _Comparing(deployment, at_ts, timeout_s, account, tell)
-    return [work.compared(each, named=bool(targets)) for each in found]
+    chosen = _find_targets(deployment, targets, account) if targets else _list_targets(deployment, account)
+    comparer = _TargetComparer(deployment, at_ts, timeout_s, account, on_progress)
+    return [comparer.compare(target, named=bool(targets)) for target in chosen]
 
 
-def last_results(deployment: Deployment, jobs: Iterable[Job]) -> dict[JobKey, LastVerification]:
-    """What the runner found when it last verified these jobs; those that it never has are left out."""
-    return Outcomes(JobLog(deployment.face, catalog=deployment.catalog)).read(job.key for job in jobs)
+def read_last_results(deployment: Deployment, jobs: Iterable[Job]) -> dict[JobKey, LastVerification]:
+    """Return the runner's last verification of each job; a job that it has not verified is left out."""
+    return VerificationResults(JobLog(deployment.blocking_client, catalog=deployment.catalog)).read(
+        job.key for job in jobs
+    )
 
 
-def _at_ts(deployment: Deployment, text: str | None) -> int | None:
+def _parse_moment(deployment: Deployment, text: str | None) -> int | None:
     if text is None:
         return None
     if text == "now":
         return deployment.now_ts()
     if not (text.isascii() and text.isdigit()):
-        raise Invalid(f"{text!r} is no timestamp; write now, or a number as `penstock status` shows them")
+        raise Invalid(f"{text!r} is not a timestamp; write now, or a number as `penstock status` shows them")
     return int(text)
 
 
-def _named(
+def _find_targets(
     deployment: Deployment, targets: Sequence[str], account: str | None
 ) -> list[Job | ChangefeedRecord]:
     jobs = deployment.jobs(account)
     return [
-        changefeeds.get(deployment, each.removeprefix(_FEED_PREFIX), account=account)
-        if each.startswith(_FEED_PREFIX)
-        else jobs.get_job(JobId.parse(each))
-        for each in dict.fromkeys(targets)
+        get_changefeed(deployment, name.removeprefix(_FEED_PREFIX), account=account)
+        if name.startswith(_FEED_PREFIX)
+        else jobs.get_job(JobId.parse(name))
+        for name in dict.fromkeys(targets)
     ]
 
 
-def _all(deployment: Deployment, account: str | None) -> list[Job | ChangefeedRecord]:
-    return [*deployment.jobs(account).get_jobs(None), *changefeeds.listed(deployment, account=account)]
+def _list_targets(deployment: Deployment, account: str | None) -> list[Job | ChangefeedRecord]:
+    return [*deployment.jobs(account).get_jobs(None), *list_changefeeds(deployment, account=account)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparing:
+class _TargetComparer:
     """Compares targets of a deployment once they have reached `at_ts`."""
 
     deployment: Deployment
     at_ts: int | None
     timeout_s: float
     account: str | None
-    tell: Tell
+    on_progress: OnProgress
     clock: Clock = field(default=SYSTEM)
 
-    def compared(self, target: Job | ChangefeedRecord, *, named: bool) -> TargetReport:
-        """Compare one; `named`: somebody asked for this one."""
+    def compare(self, target: Job | ChangefeedRecord, *, named: bool) -> TargetReport:
+        """Compare one target. A target that cannot be compared is an error only when it was named."""
         name = str(target.id) if isinstance(target, Job) else f"{_FEED_PREFIX}{target.info.id}"
-        self.tell(name, "", 0)
+        self.on_progress(name, "", 0)
         try:
             if isinstance(target, ChangefeedRecord):
-                return TargetReport(name, self._feed(target, partial(self.tell, name)))
+                return TargetReport(name, self._compare_feed(target, partial(self.on_progress, name)))
             if not named and not is_comparable(find_consumer(target.spec.consumer)):
-                note = f"a target of consumer {target.spec.consumer} has no rows that could be read"
+                note = f"a target of consumer {target.spec.consumer} has no rows to read"
                 return TargetReport(name, note=note)
-            return TargetReport(name, self._job(target.id))
+            return TargetReport(name, self._compare_job(target.id))
         except PenstockError as error:
             return TargetReport(name, error=str(error))
 
-    def _job(self, job_id: JobId) -> TargetVerifyReport:
+    def _compare_job(self, job_id: JobId) -> TargetVerifyReport:
         if self.at_ts is not None:
             deployment = self.deployment
-            desk = FreshnessReader(
+            reader = FreshnessReader(
                 deployment.jobs(self.account).get_job,
                 deployment.source,
                 deployment.settings.jobs,
-                attended=deployment.attended,
+                attended=deployment.has_runner,
             )
-            eventloop.run(desk.wait_for(job_id, self.at_ts, timeout_s=self.timeout_s))
-        return verify(self.deployment, job_id, account=self.account)
+            eventloop.run(reader.wait_for(job_id, self.at_ts, timeout_s=self.timeout_s))
+        return verify_target(self.deployment, job_id, account=self.account)
 
-    def _feed(self, feed: ChangefeedRecord, tell: Callable[[str, int], None]) -> FeedReport:
+    def _compare_feed(self, feed: ChangefeedRecord, on_progress: Callable[[str, int], None]) -> FeedReport:
         settings = parse_changefeed(feed.info.settings, origin=f"changefeed {feed.info.id}")
         options = sink_options(settings)
         if self.at_ts is not None:
-            self._wait(feed, options, self.at_ts)
-        now = changefeeds.get(self.deployment, feed.info.id)  # it may have begun at another place meanwhile
+            self._wait_for_checkpoint(feed, options, self.at_ts)
+        now = get_changefeed(self.deployment, feed.info.id)  # it may have been started again meanwhile
         facts = FeedFacts(
             name=feed.info.id,
             tables=settings.tables,
@@ -301,35 +221,38 @@ class _Comparing:
         )
         source = DeploymentTables(self.deployment, clock=self.clock)
         with TemporaryDirectory(prefix="penstock-verify-") as folder:
-            return FeedVerifier(facts, options, source, Path(folder), tell=tell).verify()
+            return FeedVerifier(facts, options, source, Path(folder), on_progress=on_progress).verify()
 
-    def _wait(self, feed: ChangefeedRecord, options: SinkOptions, at_ts: int) -> None:
-        """Wait until the directory is complete up to a timestamp; Unavailable when that takes too long."""
+    def _wait_for_checkpoint(self, feed: ChangefeedRecord, options: SinkOptions, at_ts: int) -> None:
+        """Wait until the directory is complete up to a timestamp.
+
+        Raises Unavailable after the timeout, Invalid when the changefeed does not run.
+        """
         reader = directory_reader(options)
         deadline = self.clock.monotonic() + self.timeout_s
-        while (reached := _checkpoint(reader.checkpoint)) < at_ts:
-            if not changefeeds.get(self.deployment, feed.info.id).runnable:
+        while (reached := _read_checkpoint(reader.checkpoint)) < at_ts:
+            if not get_changefeed(self.deployment, feed.info.id).runnable:
                 raise Invalid(
-                    f"changefeed {feed.info.id} does not go on from {reached}; let it with"
+                    f"changefeed {feed.info.id} does not run and is at {reached}; start it with"
                     f" `penstock changefeed resume {feed.info.id}`, or compare it without --at"
                 )
             if self.clock.monotonic() >= deadline:
                 raise Unavailable(
-                    f"changefeed {feed.info.id} has come to {reached}, not to {at_ts}, after"
+                    f"changefeed {feed.info.id} is at {reached}, not at {at_ts}, after"
                     f" {self.timeout_s:g} s; wait longer with --timeout"
                 )
-            self.clock.pause(_VERIFY_AGAIN_S)
+            self.clock.pause(_CHECKPOINT_POLL_S)
 
 
-def _checkpoint(read: Callable[[], int]) -> int:
-    """That of a directory; 0 before it has one."""
+def _read_checkpoint(read: Callable[[], int]) -> int:
+    """Return the checkpoint of a directory; 0 before it has one."""
     try:
         return read()
     except Invalid:
         return 0
 
 
-def _shown_table(table: TableReport) -> dict[str, Any]:
+def _table_details(table: TableReport) -> dict[str, Any]:
     counts = table.counts
     return {
         "table": table.table,
@@ -347,3 +270,95 @@ def _shown_table(table: TableReport) -> dict[str, Any]:
         "faults": list(table.faults),
         "note": table.note or None,
     }
+
+
+class DeploymentTables:
+    """Implements SourceTables. Rows come from the event store, or from the cluster when that has none."""
+
+    def __init__(self, deployment: Deployment, *, clock: Clock = SYSTEM) -> None:
+        self._deployment = deployment
+        self._clock = clock
+
+    def tables(self, at_ts: int) -> Sequence[SchemaVersion]:
+        """Return every table that existed at a timestamp.
+
+        Raises Invalid when the cluster has collected the schema of that time.
+        """
+        schema = self._deployment.catalog.schema(at_ts)
+        return [
+            SchemaVersion(0, 0, table, database.name)
+            for database in schema.databases.values()
+            for table in schema.tables[database.id].values()
+            if table.is_base_table
+        ]
+
+    def rows(self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table at a timestamp.
+
+        Raises StaleRead or Unavailable when neither the event store nor the cluster has them.
+        """
+        captured = self._read_captured(schema, at_ts, columns)
+        try:
+            first = next(captured, None)
+        except (StaleRead, Unavailable) as error:
+            yield from self._read_cluster(schema, at_ts, columns, error)
+        else:
+            yield from () if first is None else chain([first], captured)
+
+    def changed_keys(
+        self, schema: SchemaVersion, after_ts: int, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the keys of the rows that changed after a timestamp, up to now.
+
+        Raises Unavailable when nobody captures the table up to now.
+        """
+        source, table_id = self._deployment.source, schema.table.id
+        to_ts = self._deployment.now_ts()
+        if self._same_ts(table_id, after_ts, upto_ts=to_ts) >= to_ts:
+            return
+        from_ts = after_ts
+        while from_ts < to_ts:
+            scan = source.scan(table_id, from_ts, to_ts, ReadLimit())
+            with source.open(scan, columns) as changes:
+                for batch in changes:
+                    yield batch.data.select(columns)
+                    yield batch.tombstones.select(columns)
+            from_ts = scan.to_ts
+
+    def _read_captured(
+        self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        source, table_id = self._deployment.source, schema.table.id
+        scan = source.scan(table_id, 0, self._same_ts(table_id, at_ts, upto_ts=at_ts), ReadLimit())
+        with source.open(scan, columns) as changes:
+            for batch in changes:
+                yield batch.data.select(columns)
+
+    def _read_cluster(
+        self, schema: SchemaVersion, at_ts: int, columns: Sequence[str], why: StaleRead | Unavailable
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows from the cluster; raise `why` when they are gone there too."""
+        cluster = ClusterRef.of(self._deployment.settings)
+        try:
+            place = self._deployment.catalog.schema(at_ts).place(schema.name)
+            scan = scan_of(cluster, place, at_ts, columns)
+            for part in ranges_of(cluster.client(), scan):
+                yield from part.read()
+        except Invalid:
+            raise why from None
+
+    def _same_ts(self, table_id: int, at_ts: int, *, upto_ts: int) -> int:
+        """Return the newest timestamp at which the table is known to equal itself at `at_ts`.
+
+        History is kept longest there. Waits a while until the table is captured up to `upto_ts`; returns
+        `at_ts` when it is not.
+        """
+        deadline = self._clock.monotonic() + _PROGRESS_WAIT_S
+        while self._clock.monotonic() < deadline:
+            progress = self._deployment.readable_ranges([table_id]).get(table_id)
+            if progress is None:
+                return at_ts
+            if progress.readable_ts >= upto_ts:
+                return progress.readable_ts if progress.changed_ts <= at_ts else at_ts
+            self._clock.pause(_PROGRESS_POLL_S)
+        return at_ts

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis import Case
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from penstock.api.app import described
+from penstock.api.app import describe_api
 from support.apiworld import TOKENS, ApiWorld, api_world, blocking
 
 ASKED = os.environ.get("PENSTOCK_API_EXAMPLES")
@@ -38,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
             yield made
 
 
-schema = schemathesis.openapi.from_dict(described())
+schema = schemathesis.openapi.from_dict(describe_api())
 
 
 @schema.parametrize()

@@ -103,7 +103,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
         (["resume", "gone", *pd], "there is no changefeed gone"),
         (["remove", "gone", *pd], "there is no changefeed gone"),
         (["update", "gone", "--table", "a.b", *pd], "there is no changefeed gone"),
-        (["update", "there", *pd], "nothing of changefeed there is to be changed"),
+        (["update", "there", *pd], "no change is given for changefeed there; give an option"),
         (["update", "there", "--table", "a.b", *pd], "changefeed there is normal; pause it"),
         (["create", "there", "--sink-uri", LAKE, *pd], "there is a changefeed there already"),
         (["create", "a/b", "--sink-uri", LAKE, *pd], "cannot name a changefeed"),

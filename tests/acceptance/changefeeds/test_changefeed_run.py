@@ -11,7 +11,7 @@ import pytest
 
 from penstock import eventloop
 from penstock.changefeeds.codecs.decoder import FileOptions
-from penstock.changefeeds.commands import create_feed
+from penstock.changefeeds.commands import create_changefeed
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.kv import AsyncClient, Client
@@ -117,7 +117,7 @@ class World:
 
         async def create() -> None:
             async with await AsyncClient.connect([self.pd_addr]) as client:
-                await create_feed(ChangefeedStore(client), name, wanted, now_ts=start_ts)
+                await create_changefeed(ChangefeedStore(client), name, wanted, now_ts=start_ts)
 
         eventloop.run(create())
         return sink_options(wanted)

@@ -113,5 +113,5 @@ def test_what_cannot_work_is_said_in_one_line(tmp_path: Path) -> None:
     done = consume(f"file://{tmp_path}/nowhere")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"penstock: file://{tmp_path}/nowhere is not there; give the directory that the sink writes to\n"
+        f"penstock: file://{tmp_path}/nowhere does not exist; give the directory that the sink writes to\n"
     )

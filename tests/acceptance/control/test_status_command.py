@@ -16,7 +16,7 @@ from penstock.cli import status
 from penstock.clock import SYSTEM
 from penstock.control.overview.locks import HoldingLock
 from penstock.control.overview.model import Overview
-from penstock.control.overview.overview import told
+from penstock.control.overview.overview import build_overview
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.jobs.job import JobState
 from support.jobworld import JobWorld, job_world
@@ -103,7 +103,7 @@ def test_a_wrong_setting_is_one_line_and_2(tmp_path: Path, run: Run) -> None:
 def rendered(found: Overview) -> str:
     console = Console(width=240, force_terminal=False)
     with console.capture() as captured:
-        console.print(status.shown(found))
+        console.print(status.render_overview(found))
     return captured.get()
 
 
@@ -118,7 +118,7 @@ def test_on_a_terminal_there_are_the_flow_its_holders_and_what_to_do() -> None:
         jobs=(job("shop.orders/find", 500, of=table(changed_s=9), state=JobState.ERROR, error_code=10_000),),
         parts=(part(), part("jobs", PartKind.JOBS, state=PartState.WAITING, error="killed")),
     )
-    shown = rendered(told(held))
+    shown = rendered(build_overview(held))
     assert "commit → capture 40.0 s → store 40.0 s → changefeeds 3.0 s → jobs 500.0 s" in shown
     assert f"capture is held by lock {ago(40)}: a transaction that began 40.0 s ago" in shown
     assert "90% of 100 MiB" in shown
@@ -133,10 +133,10 @@ def test_on_a_terminal_there_are_the_flow_its_holders_and_what_to_do() -> None:
 
 def test_on_a_terminal_lists_that_are_cut_off_say_so_and_an_empty_deployment_is_well() -> None:
     many = facts(tables=tuple(table(f"shop.t{each}", 0.1, id=each) for each in range(30)))
-    assert "and 28 more" in rendered(told(many, limit=2))
-    empty = rendered(told(facts()))
+    assert "and 28 more" in rendered(build_overview(many, limit=2))
+    empty = rendered(build_overview(facts()))
     assert "no tables" in empty
-    assert "all is well" in empty
+    assert "no problems" in empty
 
 
 async def test_watching_goes_on_until_it_is_interrupted(

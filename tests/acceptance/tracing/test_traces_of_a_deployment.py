@@ -5,10 +5,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitoring.declared import samples
-from penstock.api.routes.status import federated
-from penstock.cli.up.parts import under
-from penstock.cli.up.supervisor import running
-from penstock.control.deployment import deployed
+from penstock.api.routes.status import federate_metrics
+from penstock.cli.up.parts import move_folders
+from penstock.cli.up.supervisor import run_deployment
+from penstock.control.deployment import open_deployment
 from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings
@@ -20,7 +20,7 @@ COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 
 def test_processes_tell_of_the_same_trace_without_a_word_between_them(tmp_path: Path) -> None:
     with TraceReceiver() as receiver:
-        settings = under(
+        settings = move_folders(
             Settings(
                 store={"pd_addr": "127.0.0.1:0", "resolved_ts_interval_ms": 50},
                 capture={"flight_addr": "127.0.0.1:0", "flush_interval_s": 0.5},
@@ -31,8 +31,8 @@ def test_processes_tell_of_the_same_trace_without_a_word_between_them(tmp_path: 
             tmp_path,
         )
         with (
-            running(settings, log_level="WARNING") as supervisor,
-            deployed(supervisor.settings) as deployment,
+            run_deployment(settings, log_level="WARNING") as supervisor,
+            open_deployment(supervisor.settings) as deployment,
         ):
             catalog = deployment.catalog
             catalog.create_database("shop")
@@ -46,13 +46,13 @@ def test_processes_tell_of_the_same_trace_without_a_word_between_them(tmp_path: 
                     "detail": {"consumer": {"consumer": "parquet", "options": options}},
                 }
             )
-            with deployment.face.begin() as txn:
+            with deployment.blocking_client.begin() as txn:
                 deployment.jobs().register_job(txn, job, spec)
             until(lambda: deployment.jobs().get_job(job).watermark > 0)
             with catalog.begin() as txn:
                 catalog.table("shop.items").insert([{"id": 2, "name": "second"}], txn=txn)
             trace = receiver.wait_for(txn.commit_ts, "commit", "capture", "flush", "job")
-            page = federated(b"", supervisor.states.parts).decode()
+            page = federate_metrics(b"", supervisor.states.parts).decode()
     services = {span.name: span.service for span in trace}
     assert services["commit"] == services["capture"] == services["flush"] == "penstock-capture"
     assert services["job"] == "penstock-jobs"

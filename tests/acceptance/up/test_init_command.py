@@ -12,12 +12,12 @@ def test_a_settings_file_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "penstock.yaml"
     done = penstock("init", str(path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{path} is written; edit it, then: penstock up --config {path}\n"
+    assert done.stdout == f"{path} is written; edit it, then run: penstock up --config {path}\n"
     assert settings_.load(path) == Settings()
     again = penstock("init", str(path))
     assert again.returncode == 2
     (line,) = again.stderr.splitlines()
-    assert line == f"penstock: {path} is there already; choose another name, or write over it with --force"
+    assert line == f"penstock: {path} exists already; choose another name, or overwrite it with --force"
     path.write_text("")
     assert penstock("init", str(path), "--force").returncode == 0
     assert path.read_text() != ""

@@ -15,7 +15,7 @@ import yaml
 from penstock import settings as settings_
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
-from penstock.control.deployment import Deployment, deployed
+from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.part_states import PartState, PartStatus, UpStates
 from penstock.errors import Unavailable
 from penstock.tables import Table
@@ -54,7 +54,7 @@ class World:
         """The deployment, from outside."""
         capture = {**self.tree["capture"], "storage": f"file://{self.folder}/penstock-data/events"}
         tree = {**self.tree, "capture": capture, "pd_addrs": self.up.ready["pd"]}
-        with deployed(settings_.parse(tree)) as deployment:
+        with open_deployment(settings_.parse(tree)) as deployment:
             yield deployment
 
     def kill(self, name: str) -> None:
@@ -89,7 +89,7 @@ def captured(world: World, deployment: Deployment, table: Table, ts: int) -> set
 
     def readable() -> bool:
         try:
-            look = deployment.looks([table_id]).get(table_id)
+            look = deployment.readable_ranges([table_id]).get(table_id)
         except Unavailable:
             return False
         return look is not None and look.readable_ts >= ts

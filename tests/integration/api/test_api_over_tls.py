@@ -9,7 +9,7 @@ import pytest
 
 from penstock.api.app import create_app
 from penstock.api.deployment import LateDeployment
-from penstock.api.server import served, tls_context
+from penstock.api.server import serve, tls_context
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ServerTlsSettings, Settings
 from support.apiworld import TOKENS, blocking
@@ -39,7 +39,7 @@ def settings(server: Identity, authority: Identity | None) -> Settings:
 def guarded(authority: Identity) -> Iterator[str]:
     """An API that wants certificates of its clients; its cluster is away."""
     made = settings(issue(authority.cert_path.parent, "server", authority), authority)
-    with blocking(served(create_app(LateDeployment(made)), made.api)) as url:
+    with blocking(serve(create_app(LateDeployment(made)), made.api)) as url:
         yield url
 
 
@@ -95,10 +95,10 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path, authority: I
 def test_an_address_that_somebody_has_is_told(authority: Identity) -> None:
     made = settings(authority, None)
     app = create_app(LateDeployment(made))
-    with blocking(served(app, made.api)) as url:
+    with blocking(serve(app, made.api)) as url:
         taken = made.api.model_copy(update={"addr": url.removeprefix("https://")})
         with (
             pytest.raises(Unavailable, match=r"api\.addr .* cannot be listened on"),
-            blocking(served(app, taken)),
+            blocking(serve(app, taken)),
         ):
             pass

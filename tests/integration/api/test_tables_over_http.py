@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_told(shared: ApiWorld, history: list[int]) -> No
     assert answered(format="xml")[0] == 400
     assert answered(form_ts=1) == (
         400,
-        "query.form_ts is unknown; there are columns, format, from_ts, limit, skip, to_ts",
+        "query parameter form_ts is unknown; use columns, format, from_ts, limit, skip, to_ts",
     )
     assert answered(format="arrow", skip=1)[0] == 400
     empty = client.get(f"{PATH}/changes", params={"from_ts": history[1], "to_ts": history[1]})

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cli.demo.lags import DemoCommit
 from penstock.cli.demo.shop import CUSTOMERS, ORDER_ITEMS, ORDERS, PRODUCTS, REVIEWS, DemoKeys, Shop
-from penstock.cli.demo.watch import Writer, Writers, staff
+from penstock.cli.demo.watch import Writer, Writers, make_writers
 from penstock.clock import SYSTEM
 from penstock.errors import Conflict
 from penstock.kv import Client
@@ -25,7 +25,7 @@ def test_everybody_writes_at_once_and_every_commit_is_told(tmp_path: Path) -> No
         assert {table: count(db, table) for table in (CUSTOMERS, PRODUCTS)} == {CUSTOMERS: 30, PRODUCTS: 40}
         assert not any(each.measured for each in commits)
 
-        everybody = [Writer(each.name, each.pause_s / 10, each.deeds) for each in staff(shop)]
+        everybody = [Writer(each.name, each.pause_s / 10, each.actions) for each in make_writers(shop)]
         writers = Writers(everybody, SYSTEM)
         with writers.running():
             until(lambda: ORDER_ITEMS in written(commits))

@@ -47,13 +47,13 @@ def test_a_java_that_is_too_old_is_told_with_the_remedy(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
-    found = machine.java({"PATH": str(tmp_path)})
+    found = machine.check_java({"PATH": str(tmp_path)})
     assert (found.verdict, "version 11" in found.what) == (BAD, True)
     assert "install Java 17" in found.remedy
 
 
 def test_a_machine_without_java_is_told(tmp_path: Path) -> None:
-    assert machine.java({"PATH": str(tmp_path)}).verdict is BAD
+    assert machine.check_java({"PATH": str(tmp_path)}).verdict is BAD
 
 
 def test_packages_that_are_missing_or_end_the_process_are_named(
@@ -61,10 +61,10 @@ def test_packages_that_are_missing_or_end_the_process_are_named(
 ) -> None:
     (tmp_path / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = machine.packages(("json", "no_such_package", "deadly"))
+    found = machine.check_packages(("json", "no_such_package", "deadly"))
     assert found.verdict is BAD
     assert "no_such_package (ModuleNotFoundError), deadly (ends the process)" in found.what
-    assert machine.packages(("json", "numpy")).verdict is OK
+    assert machine.check_packages(("json", "numpy")).verdict is OK
 
 
 # Folders.
@@ -72,18 +72,18 @@ def test_packages_that_are_missing_or_end_the_process_are_named(
 
 def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
-    found = storage.folder("store.data", tmp_path / "data" / "store")
+    found = storage.check_folder("store.data", tmp_path / "data" / "store")
     assert (found.verdict, str(tmp_path / "data") in found.what) == (BAD, True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_the_right_to_write_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert storage.folder("store.data", tmp_path / "store").verdict is BAD
+    assert storage.check_folder("store.data", tmp_path / "store").verdict is BAD
 
 
 def test_looking_at_a_folder_that_is_not_there_does_not_make_it(tmp_path: Path) -> None:
-    found = storage.folder("store.data", tmp_path / "a" / "b")
+    found = storage.check_folder("store.data", tmp_path / "a" / "b")
     assert found.verdict in {OK, WARN}
     assert list(tmp_path.iterdir()) == []
 
@@ -99,8 +99,8 @@ def test_folders_of_all_parts_and_local_sinks_are_looked_at() -> None:
 
 
 def port_of(settings: Settings, key: str) -> Finding:
-    (wanted,) = [each for each in network.listened(settings) if each.key == key]
-    return network.port(wanted, settings)
+    (wanted,) = [each for each in network.listen_addresses(settings) if each.key == key]
+    return network.check_port(wanted, settings)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
 
 def test_a_placement_driver_that_does_not_answer_is_told() -> None:
     addr = closed_port()
-    (found,) = clusterchecks.cluster(parse({"pd_addrs": [addr]}))
+    (found,) = clusterchecks.check_cluster(parse({"pd_addrs": [addr]}))
     assert (found.verdict, addr in found.what) == (BAD, True)
     assert "pd_addrs" in found.remedy
 
 
 def test_an_embedded_store_that_does_not_run_is_no_harm() -> None:
     addr = closed_port()
-    (found,) = clusterchecks.cluster(parse({"pd_addrs": [addr], "store": {"pd_addr": addr}}))
+    (found,) = clusterchecks.check_cluster(parse({"pd_addrs": [addr], "store": {"pd_addr": addr}}))
     assert (found.verdict, "penstock up" in found.remedy) == (WARN, True)
 
 
@@ -195,15 +195,15 @@ def test_a_cluster_is_found_with_its_clock_and_its_captures(tmp_path: Path) -> N
                 "up": {"data": str(tmp_path / "up")},
             }
         )
-        found = clusterchecks.cluster(settings)
+        found = clusterchecks.check_cluster(settings)
         assert {each.name: each.verdict for each in found} == {"cluster": OK, "clock": OK, "captures": WARN}
-        late = named(clusterchecks.cluster(settings, clock=LateClock()), "clock")
+        late = named(clusterchecks.check_cluster(settings, clock=LateClock()), "clock")
         assert (late.verdict, "3,600" in late.what) == (BAD, True)
         silent = closed_port()
         with Client.connect([store.pd_addr]) as client, client.begin() as txn:
             lease = CaptureLease("capture-9", silent, LeaseRecord("data", 1, SYSTEM.wall_ms() + 60_000))
             txn.put(PREFIX + b"capture-9", lease.write())
-        deaf = named(clusterchecks.cluster(settings), "capture capture-9")
+        deaf = named(clusterchecks.check_cluster(settings), "capture capture-9")
         assert (deaf.verdict, silent in deaf.what) == (BAD, True)
         mine = port_of(settings, "store.pd_addr")
         assert (mine.verdict, str(store.cluster_id) in mine.what) == (OK, True)
@@ -222,19 +222,19 @@ class Careless(ObjectStorage):
 
 def test_a_storage_that_overwrites_what_it_should_create_is_told(tmp_path: Path) -> None:
     opened = open_storage(tmp_path.as_uri())
-    found = storages.probe("storage capture.storage", Careless(opened.url, opened._store))
+    found = storages.probe_storage("storage capture.storage", Careless(opened.url, opened._store))
     assert (found.verdict, "overwrites" in found.what) == (BAD, True)
 
 
 def test_a_probe_leaves_nothing_behind(tmp_path: Path) -> None:
-    found = storages.storage("capture.storage", StorageRef(tmp_path.as_uri()))
+    found = storages.check_storage("capture.storage", StorageRef(tmp_path.as_uri()))
     assert found.verdict is OK
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_local_storage_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "events").write_text("")
-    found = storages.storage("capture.storage", StorageRef((tmp_path / "events").as_uri()))
+    found = storages.check_storage("capture.storage", StorageRef((tmp_path / "events").as_uri()))
     assert found.verdict is BAD
 
 
@@ -246,7 +246,7 @@ def test_a_storage_that_does_not_answer_is_told_without_its_secrets() -> None:
         "access_key_id": "AKIAVERYSECRET",
         "secret_access_key": "moresecretthanthat",
     }
-    found = storages.storage("capture.storage", StorageRef("s3://bucket/prefix", options))
+    found = storages.check_storage("capture.storage", StorageRef("s3://bucket/prefix", options))
     assert found.verdict is BAD
     assert not any(value in f"{found}" for value in ("AKIAVERYSECRET", "moresecretthanthat"))
 
@@ -254,8 +254,8 @@ def test_a_storage_that_does_not_answer_is_told_without_its_secrets() -> None:
 def test_a_sink_that_is_refused_is_told(tmp_path: Path) -> None:
     uri = "s3://bucket/prefix?protocol=nonsense&secret-access-key=hidden"
     settings = parse({"changefeeds": {"lake": {"sink_uri": uri}}})
-    refs = dict(storages.storages(settings))
-    found = storages.storage("changefeeds.lake.sink_uri", refs["changefeeds.lake.sink_uri"])
+    refs = dict(storages.storage_refs(settings))
+    found = storages.check_storage("changefeeds.lake.sink_uri", refs["changefeeds.lake.sink_uri"])
     assert found.verdict is BAD
     assert "hidden" not in f"{found}"
 
@@ -294,7 +294,7 @@ def test_certificates_are_looked_at_one_by_one(tmp_path: Path) -> None:
     found = {
         each.name: each
         for key, section in tls.tls_sections(settings)
-        for each in tls.certificates(key, section)
+        for each in tls.check_certificates(key, section)
     }
     assert {name: each.verdict for name, each in found.items()} == {
         "tls.ca_path": OK,
@@ -317,22 +317,22 @@ def test_secrets_that_others_can_read_are_told(tmp_path: Path) -> None:
             "api": {"accounts": {"shop": {"token_path": str(short)}, "ops": {"token_path": "/no/such"}}},
         }
     )
-    found = secretfiles.secret_files(settings)
+    found = secretfiles.check_secret_files(settings)
     assert [each.verdict for each in found] == [BAD, BAD, BAD]
     assert not any("abcdefgh" in f"{each}" for each in found)
     token.chmod(0o600)
-    assert named(secretfiles.secret_files(settings), "capture.flight_token_path").verdict is OK
+    assert named(secretfiles.check_secret_files(settings), "capture.flight_token_path").verdict is OK
 
 
 def test_a_settings_file_with_a_secret_that_others_can_read_is_told(tmp_path: Path) -> None:
     config = tmp_path / "penstock.yaml"
     config.write_text("capture: {flight_token: abcdefghijklmnop}\n")
     config.chmod(0o644)
-    (found,) = secretfiles.config_file(config)
+    (found,) = secretfiles.check_config_file(config)
     assert (found.verdict, "capture.flight_token" in found.what) == (WARN, True)
     assert "abcdefghijklmnop" not in f"{found}"
     config.chmod(0o600)
-    assert secretfiles.config_file(config) == []
+    assert secretfiles.check_config_file(config) == []
 
 
 def test_settings_that_are_refused_leave_the_machine_to_be_looked_at(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def test_a_part_without_an_order_says_so() -> None:
     assert done.returncode == 2
     assert done.stdout == b""
     assert done.stderr.decode().splitlines() == [
-        "penstock: standard input has no order; parts are started by `penstock up`"
+        "penstock: standard input has no configuration; start parts with `penstock up`"
     ]
 
 
@@ -27,7 +27,7 @@ def test_a_part_serves_until_its_input_ends(tmp_path: Path) -> None:
     ) as part:
         assert part.stdin is not None
         assert part.stdout is not None
-        part.stdin.write(order.line())
+        part.stdin.write(order.encode())
         part.stdin.flush()
         ready = json.loads(part.stdout.readline())
         assert set(ready) == {"cluster_id", "pd", "stores", "metrics"}

@@ -59,26 +59,26 @@ class World:
             while not holds():
                 await SYSTEM.sleep(0.005)
 
-    def starting(self, states: UpStates) -> None:
+    def show_starting(self, states: UpStates) -> None:
         self.told.append("starting")
 
-    def ready(self, part: PartStatus, took_s: float) -> None:
+    def show_ready(self, part: PartStatus, took_s: float) -> None:
         self.told.append(f"{part.name} is ready")
 
-    def ended(self, part: PartStatus, wait_s: float, *, news: bool) -> None:
-        if news:
+    def show_exit(self, part: PartStatus, wait_s: float, *, new_reason: bool) -> None:
+        if new_reason:
             self.told.append(f"{part.name} {part.error}")
 
-    def everything_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
+    def show_all_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
         self.told.append(f"everything is ready at {','.join(pd_addrs)}")
 
-    def stopping(self) -> None:
+    def show_stopping(self) -> None:
         self.told.append("stopping")
 
-    def killed(self, part: PartStatus) -> None:
+    def show_kill(self, part: PartStatus) -> None:
         self.told.append(f"{part.name} is killed")
 
-    def stopped(self) -> None:
+    def show_stopped(self) -> None:
         self.told.append("stopped")
 
 
@@ -93,7 +93,7 @@ def alive(pid: int) -> bool:
 async def test_parts_begin_in_order_and_end_in_the_reverse_order(tmp_path: Path) -> None:
     world = World(tmp_path, captures=2)
     async with world.running():
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
         states = UpStates.read(tmp_path / "up")
         assert states == world.supervisor.states
         assert states is not None
@@ -114,7 +114,7 @@ async def test_parts_begin_in_order_and_end_in_the_reverse_order(tmp_path: Path)
 async def test_a_part_that_is_killed_comes_back(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with world.running():
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
         for name in ("store", "capture-1", "api"):
             os.kill(world.journal.pids(name)[0], signal.SIGKILL)
         await world.until(
@@ -137,7 +137,7 @@ async def test_a_part_that_refuses_is_told_once_and_tried_until_it_can(tmp_path:
         assert world.part("capture-1").error == "bucket is missing; make it"
         assert world.part("api").state in (PartState.STARTING, PartState.RUNNING)  # others do not wait for it
         world.journal.behave("capture-1")
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
     assert world.told.count("capture-1 bucket is missing; make it") == 1
 
 
@@ -155,7 +155,7 @@ async def test_a_part_that_does_not_end_is_killed_after_a_while(tmp_path: Path) 
     world = World(tmp_path, stop_s=0.2)
     world.journal.behave("capture-1", stubborn=True)
     async with world.running():
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
     assert "capture-1 is killed" in world.told
     assert world.journal.events[-1] == ("ended", "store")
     assert not alive(world.journal.pids("capture-1")[0])
@@ -166,7 +166,7 @@ async def test_the_second_request_to_stop_kills_at_once(tmp_path: Path) -> None:
     world.journal.behave("capture-1", stubborn=True)
     world.journal.behave("store", stubborn=True)
     async with world.running():
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
         assert world.task is not None
         world.task.cancel()
         await world.until(lambda: ("ended", "api") in world.journal.events)
@@ -178,7 +178,7 @@ async def test_what_a_part_started_does_not_outlive_its_kill(tmp_path: Path) -> 
     world = World(tmp_path, stop_s=0.2, api=False)
     world.journal.behave("capture-1", child=True, stubborn=True)
     async with world.running():
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
         group = world.journal.pids("capture-1")[0]
         assert len(members(group)) == 2
     assert members(group) == []
@@ -202,21 +202,21 @@ async def test_a_stop_before_anything_is_ready_ends_what_was_started(tmp_path: P
     pid = world.journal.pids("store")
     assert not any(alive(each) for each in pid)
     with pytest.raises(Unavailable, match="store did not start"):
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
 
 
 async def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
     world, second = World(tmp_path, api=False), World(tmp_path, api=False)
     async with world.running():
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
         with pytest.raises(Invalid, match=rf"another `penstock up` \(process {os.getpid()}\) runs in"):
             await second.supervisor.run()
         with pytest.raises(Invalid, match="another"):
-            await second.supervisor.ready()
+            await second.supervisor.wait_ready()
         assert UpStates.read(tmp_path / "up") == world.supervisor.states
     third = World(tmp_path, api=False)
     async with third.running():  # the folder is free again
-        await third.supervisor.ready()
+        await third.supervisor.wait_ready()
 
 
 async def test_parts_are_in_sessions_of_their_own_and_get_no_secret_by_command_line_or_environment(
@@ -231,7 +231,7 @@ async def test_parts_are_in_sessions_of_their_own_and_get_no_secret_by_command_l
         display=world,
     )
     async with world.running():
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
         for name in ("store", "capture-1"):
             (pid,) = world.journal.pids(name)
             assert os.getsid(pid) == os.getpgid(pid) == pid
@@ -258,7 +258,7 @@ async def test_lines_of_parts_come_out_with_their_names(
     world = World(tmp_path, api=False)
     world.journal.behave("store", say=["hello", "x" * 200_000])
     async with world.running():
-        await world.supervisor.ready()
+        await world.supervisor.wait_ready()
     err = capfd.readouterr().err
     assert "store       | hello\n" in err
     assert err.count("x") >= 200_000

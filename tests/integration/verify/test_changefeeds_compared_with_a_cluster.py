@@ -11,13 +11,18 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from penstock.changefeeds.commands import create_feed, pause_feed, resume_feed, update_feed
+from penstock.changefeeds.commands import (
+    create_changefeed,
+    pause_changefeed,
+    resume_changefeed,
+    update_changefeed,
+)
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.runner import ChangefeedRunner
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.main import app
 from penstock.clock import SYSTEM
-from penstock.control.deployment import Deployment, deployed
+from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.verify import DeploymentTables, TargetReport, VerifyOptions, verify_targets
 from penstock.settings import parse_changefeed
 from support.jobworld import JobWorld, job_world
@@ -43,7 +48,7 @@ FEEDS: dict[str, dict[str, Any]] = {
 @asynccontextmanager
 async def reached(world: JobWorld) -> AsyncIterator[Deployment]:
     """The deployment; one for all calls, since the process's changefeeds share its connection."""
-    held = deployed(world.settings)
+    held = open_deployment(world.settings)
     deployment = await world.do(held.__enter__)
     try:
         yield deployment
@@ -72,7 +77,9 @@ async def create_feeds(world: JobWorld, folder: Path) -> None:
         tree = {"sink_uri": f"file://{folder}/{name}", "start": "snapshot", "tables": ["shop.*"], **given}
         tree["sink"] = {**SPEED, **tree["sink"]}
         wanted = parse_changefeed(tree, origin=name)
-        await create_feed(ChangefeedStore(world.async_client), name, wanted, now_ts=await world.now_ts())
+        await create_changefeed(
+            ChangefeedStore(world.async_client), name, wanted, now_ts=await world.now_ts()
+        )
 
 
 async def verify(
@@ -84,7 +91,7 @@ async def verify(
 
 
 def of_items(report: TargetReport) -> dict[str, Any]:
-    tables = {each["table"]: each for each in report.shown()["tables"]}
+    tables = {each["table"]: each for each in report.details()["tables"]}
     found: dict[str, Any] = tables[ITEMS]
     return found
 
@@ -134,11 +141,11 @@ async def test_what_changefeeds_wrote_is_compared_and_every_damage_found(tmp_pat
             moving = await verify_while_rows_change(world, deployment)
             assert {name: (each.error, each.same) for name, each in moving.items()} == dict.fromkeys(
                 moving, ("", True)
-            ), [each.shown() for each in moving.values()]
+            ), [each.details() for each in moving.values()]
             reports = await verify(deployment)
         assert {name: (each.error, each.same) for name, each in reports.items()} == dict.fromkeys(
             FEEDS, ("", True)
-        ), [each.shown() for each in reports.values()]
+        ), [each.details() for each in reports.values()]
         for name in ("lines", "commas", "events", "columns"):
             found = of_items(reports[name])
             assert (found["compared"], found["source_rows"], found["target_rows"]) == ("all rows", 59, 59)
@@ -146,7 +153,7 @@ async def test_what_changefeeds_wrote_is_compared_and_every_damage_found(tmp_pat
         later = of_items(reports["later"])
         assert (later["compared"], later["keys_seen"], later["source_rows"]) == ("changes only", 16, 14)
         assert later["note"] == "changes only: 16 keys seen are compared"
-        remarks = [each for each in reports["events"].shown()["tables"] if each["table"] == "shop.remarks"]
+        remarks = [each for each in reports["events"].details()["tables"] if each["table"] == "shop.remarks"]
         assert [(each["source_rows"], each["target_rows"]) for each in remarks] == [(4, 4)]
         config = tmp_path / "penstock.yaml"
         config.write_text(json.dumps(_tree(world)))
@@ -172,17 +179,17 @@ async def test_one_that_was_moved_is_compared_by_what_its_new_place_has(tmp_path
         sink = {**SPEED, "protocol": "canal-json", "enable-tidb-extension": "true"}
         tree = {"sink_uri": f"file://{tmp_path}/old", "start": "snapshot", "tables": ["shop.*"], "sink": sink}
         wanted = parse_changefeed({**tree, "lease_ttl_s": 1}, origin="a test")
-        await create_feed(feeds, "feed", wanted, now_ts=await world.now_ts())
+        await create_changefeed(feeds, "feed", wanted, now_ts=await world.now_ts())
         async with reached(world) as deployment, feeds_running(world):
             whole = of_items((await verify(deployment, "feed"))["feed"])
             assert (whole["compared"], whole["target_rows"]) == ("all rows", ROWS)
-            await pause_feed(feeds, "feed")
+            await pause_changefeed(feeds, "feed")
             deadline = SYSTEM.monotonic() + 30
             while "feed" in await feeds.owners():  # who runs it writes what comes before it notices
                 assert SYSTEM.monotonic() < deadline
                 await SYSTEM.sleep(0.02)
-            await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/new"})
-            await resume_feed(feeds, "feed")
+            await update_changefeed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/new"})
+            await resume_changefeed(feeds, "feed")
             await world.upsert(ITEMS, *({"id": n, "name": "b", "price": n} for n in (1, 2)))
             moved = of_items((await verify(deployment, "feed"))["feed"])
         assert (moved["same"], moved["compared"], moved["target_rows"]) == (True, "changes only", 2)
@@ -194,7 +201,7 @@ def _tree(world: JobWorld) -> dict[str, Any]:
 
 def _uncaptured(world: JobWorld, at_ts: int) -> list[int]:
     """Rows that only the cluster has."""
-    with deployed(world.settings) as deployment:
+    with open_deployment(world.settings) as deployment:
         source = DeploymentTables(deployment)
         (schema,) = (each for each in source.tables(at_ts) if each.name == "apart.items")
         return [row["id"] for batch in source.rows(schema, at_ts, ["id"]) for row in batch.to_pylist()]

@@ -37,15 +37,15 @@ class Parts(RuleBasedStateMachine):
 
     @rule()
     def start_what_is_due(self) -> None:
-        names = self.core.due(self.now)
+        names = self.core.due_parts(self.now)
         assert not (names and self.stopping)
         for name in names:
             assert name not in self.alive
             assert self.now >= self.due_at.get(name, 0)
             self.in_order(name)
-            self.core.began(name)
+            self.core.record_start(name)
             self.alive[name] = None
-        assert self.core.due(self.now) == []
+        assert self.core.due_parts(self.now) == []
 
     def in_order(self, name: str) -> None:
         for other, rank in self.ranks.items():
@@ -56,7 +56,7 @@ class Parts(RuleBasedStateMachine):
     @rule(data=st.data())
     def one_is_ready(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from([name for name, ready in self.alive.items() if ready is None]))
-        self.core.ready(name, self.now)
+        self.core.record_ready(name, self.now)
         self.alive[name] = self.now
         self.were_ready.add(name)
 
@@ -65,7 +65,7 @@ class Parts(RuleBasedStateMachine):
     def one_ends(self, data: st.DataObject, error: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.alive)))
         ready_at = self.alive.pop(name)
-        again = self.core.ended(name, self.now, error)
+        again = self.core.record_exit(name, self.now, error)
         self.were_ended.add(name)
         if self.stopping:
             assert again is None
@@ -84,17 +84,17 @@ class Parts(RuleBasedStateMachine):
 
     @invariant()
     def what_may_end_first_has_the_highest_rank(self) -> None:
-        found = self.core.stoppable()
+        found = self.core.stoppable_parts()
         highest = max((self.ranks[name] for name in self.alive), default=None)
         assert sorted(found) == sorted(name for name in self.alive if self.ranks[name] == highest)
 
     @invariant()
     def who_is_not_due_yet_is_due_at_the_moment_that_is_told(self) -> None:
-        at = self.core.next_at()
+        at = self.core.next_start_at()
         if at is None:
-            assert self.core.due(self.now + 1e9) == []
+            assert self.core.due_parts(self.now + 1e9) == []
         else:
-            assert self.core.due(at) != []
+            assert self.core.due_parts(at) != []
             assert at <= self.now + BACKOFF_MAX_S
 
     @invariant()

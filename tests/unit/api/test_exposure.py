@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from penstock.api.security import TokenAccounts, asked_names, host_of
-from penstock.api.server import check_exposure, listening
+from penstock.api.security import TokenAccounts, accepted_hosts, host_of
+from penstock.api.server import check_exposure, open_listener
 from penstock.errors import Invalid
 from penstock.settings import AccountSettings, ApiSettings
 
@@ -45,8 +45,8 @@ def test_an_address_of_any_name_needs_the_names_it_is_asked_by() -> None:
 
 
 def test_the_names_it_is_asked_by() -> None:
-    assert asked_names(ApiSettings(addr="10.0.0.5:1", hosts=("A.example",))) == {"10.0.0.5", "a.example"}
-    assert asked_names(ApiSettings(addr="[::1]:1")) == {"::1", "127.0.0.1", "localhost"}
+    assert accepted_hosts(ApiSettings(addr="10.0.0.5:1", hosts=("A.example",))) == {"10.0.0.5", "a.example"}
+    assert accepted_hosts(ApiSettings(addr="[::1]:1")) == {"::1", "127.0.0.1", "localhost"}
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_tokens_are_not_kept_nor_shown() -> None:
 
 def test_small_answers_are_sent_at_once() -> None:
     """asyncio sets TCP_NODELAY on sockets whose protocol is said to be TCP, and on no others."""
-    with listening("127.0.0.1:0") as listener:
+    with open_listener("127.0.0.1:0") as listener:
         assert listener.proto == socket.IPPROTO_TCP

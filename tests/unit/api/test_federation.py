@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.api.routes.status import federated
+from penstock.api.routes.status import federate_metrics
 from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM
-from penstock.control.overview.part_metrics import pages
+from penstock.control.overview.part_metrics import read_pages
 from penstock.control.part_states import PartKind, PartState, PartStatus
-from penstock.settings.network import joined
+from penstock.settings.network import join_address
 
 
 def part(name: str, metrics_addr: str | None) -> PartStatus:
@@ -51,7 +51,7 @@ def listening(*answers: bytes) -> Iterator[str]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield joined(*server.getsockname())
+        yield join_address(*server.getsockname())
         thread.join()
 
 
@@ -61,7 +61,7 @@ def test_the_parts_of_a_deployment_are_told_apart_by_a_label() -> None:
         MetricServer.start("127.0.0.1:0", registry=counting(2)) as second,
     ):
         parts = [part("capture-1", first.addr), part("capture-2", second.addr), part("api", "127.0.0.1:1")]
-        page = federated(generate_latest(counting(3)), parts)
+        page = federate_metrics(generate_latest(counting(3)), parts)
     assert read(page, "penstock_rows_total") == {"capture-1": 1, "capture-2": 2, "api": 3}
     assert read(page, "penstock_part_up") == {"capture-1": 1, "capture-2": 1, "api": 1}
 
@@ -71,7 +71,7 @@ def test_a_part_that_shows_nothing_is_down_and_the_others_are_shown() -> None:
         pass
     with MetricServer.start("127.0.0.1:0", registry=counting(2)) as running:
         parts = [part("store", None), part("capture-1", closed.addr), part("jobs", running.addr)]
-        page = federated(b"", parts)
+        page = federate_metrics(b"", parts)
     assert read(page, "penstock_part_up") == {"api": 1, "store": 0, "capture-1": 0, "jobs": 1}
     assert read(page, "penstock_rows_total") == {"jobs": 2}
 
@@ -79,7 +79,7 @@ def test_a_part_that_shows_nothing_is_down_and_the_others_are_shown() -> None:
 def test_a_part_that_hangs_holds_nobody_for_long() -> None:
     with listening() as silent, listening(b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\na") as stuck:
         began = SYSTEM.monotonic()
-        found = pages([part("store", silent), part("jobs", stuck)], timeout_s=0.1)
+        found = read_pages([part("store", silent), part("jobs", stuck)], timeout_s=0.1)
     assert found == {"store": None, "jobs": None}
     assert SYSTEM.monotonic() - began < 5
 
@@ -96,4 +96,4 @@ def test_what_is_no_page_of_metrics_is_not_believed() -> None:
             part("changefeeds", torn),
             part("capture-1", "x"),
         ]
-        assert set(pages(parts, timeout_s=5).values()) == {None}
+        assert set(read_pages(parts, timeout_s=5).values()) == {None}

@@ -19,7 +19,7 @@ STATIC = ROOT / "src" / "penstock" / "api" / "static"
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     app = FastAPI(redirect_slashes=False)
-    pages.mount(app)
+    pages.mount_pages(app)
     with served(app) as url, httpx.Client(base_url=url) as client:
         yield client
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock import errors
-from penstock.api.errors import MEDIA_TYPE, failed
+from penstock.api.errors import MEDIA_TYPE, answer_failure
 from penstock.control.tenancy import TenantRefused
 
 
@@ -27,7 +27,7 @@ from penstock.control.tenancy import TenantRefused
     ],
 )
 def test_every_error_has_its_status_and_says_what_it_is(error: errors.PenstockError, status: int) -> None:
-    answer = failed(error)
+    answer = answer_failure(error)
     assert answer.status_code == status
     assert answer.media_type == MEDIA_TYPE
     tree = json.loads(bytes(answer.body))
@@ -37,10 +37,10 @@ def test_every_error_has_its_status_and_says_what_it_is(error: errors.PenstockEr
 
 def test_an_error_of_others_is_not_repeated() -> None:
     """Their words may have values of rows in them."""
-    answer = failed(ValueError("duplicate key: ada@example.org"))
+    answer = answer_failure(ValueError("duplicate key: ada@example.org"))
     assert answer.status_code == 500
     assert b"ada" not in bytes(answer.body)
 
 
 def test_an_error_of_several_lines_is_one() -> None:
-    assert json.loads(bytes(failed(errors.Invalid("a\nb")).body))["detail"] == "a b"
+    assert json.loads(bytes(answer_failure(errors.Invalid("a\nb")).body))["detail"] == "a b"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.control.display import plain
+from penstock.control.display import json_value
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ from penstock.control.display import plain
     ],
 )
 def test_every_cell_has_a_form_that_json_has(cell: Any, shown: Any) -> None:
-    assert plain(cell) == shown
-    assert json.loads(json.dumps(plain(cell), allow_nan=False)) == shown
+    assert json_value(cell) == shown
+    assert json.loads(json.dumps(json_value(cell), allow_nan=False)) == shown

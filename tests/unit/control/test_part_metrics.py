@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock import metrics
 from penstock.control.overview.model import FlowStage
-from penstock.control.overview.part_metrics import Growth, MetricSample, read_page, spools
+from penstock.control.overview.part_metrics import Growth, MetricSample, parse_page, spool_levels
 
 CAPTURED = MetricSample("penstock_eventstore_rows_total", ("stored",))
 
@@ -32,7 +32,7 @@ def page() -> str:
 
 
 def test_a_page_gives_the_samples_that_are_needed_and_no_others() -> None:
-    found = read_page(page())
+    found = parse_page(page())
     assert found[CAPTURED] == 120
     assert found[feed_rows('a"b\\c')] == 7
     assert {sample.name for sample in found} == {
@@ -41,16 +41,16 @@ def test_a_page_gives_the_samples_that_are_needed_and_no_others() -> None:
         "penstock_sink_spool_bytes",
         "penstock_sink_spool_mark_bytes",
     }
-    assert read_page("") == {}
+    assert parse_page("") == {}
 
 
 def test_a_page_that_is_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="many"):
-        read_page('penstock_sink_rows_total{changefeed="a"} many\n')
+        parse_page('penstock_sink_rows_total{changefeed="a"} many\n')
 
 
 def test_a_spool_is_measured_against_its_marks_where_they_are_known() -> None:
-    found = spools({"changefeeds": read_page(page()), "jobs": {}})
+    found = spool_levels({"changefeeds": parse_page(page()), "jobs": {}})
     assert list(found) == ["files"]
     level = found["files"]
     assert (level.bytes, level.quota_bytes, level.level, level.high, level.low) == (30, 100, 0.3, 0.8, 0.6)

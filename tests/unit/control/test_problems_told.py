@@ -6,9 +6,9 @@ import pytest
 
 from penstock.changefeeds.model import ChangefeedState
 from penstock.control.overview.facts import CaptureFact, Facts
-from penstock.control.overview.gather import scarce
+from penstock.control.overview.gather import find_low_disks
 from penstock.control.overview.locks import HoldingLock
-from penstock.control.overview.overview import told
+from penstock.control.overview.overview import build_overview
 from penstock.control.part_states import PartKind, PartState
 from penstock.jobs.job import JobState
 from penstock.settings import Settings
@@ -32,9 +32,9 @@ WELL = facts(
 
 
 def test_a_deployment_that_is_well_has_no_problems() -> None:
-    found = told(WELL)
+    found = build_overview(WELL)
     assert (found.healthy, found.problems) == (True, [])
-    assert told(facts()).healthy
+    assert build_overview(facts()).healthy
 
 
 @pytest.mark.parametrize(
@@ -43,21 +43,21 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
         (facts(cluster_error="no answer"), "cluster_silent", "store", "no answer", "pd_addrs"),
         (
             facts(parts=(part(state=PartState.WAITING, error="port taken"),)),
-            "part_not_running", "capture-1", "started again: port taken", "penstock doctor",
+            "part_not_running", "capture-1", "will be restarted: port taken", "penstock doctor",
         ),
         (facts(parts=(part(state=PartState.STOPPED),)), "part_not_running", "capture-1", "does not run", ""),
         (facts(parts=(part(state=PartState.STARTING),)), "part_not_running", "capture-1", "ready", "wait"),
         (
             facts(parts=(part(restarts=3, since_ms=NOW_MS - 1000, error="killed"),)),
-            "part_restarts", "capture-1", "again 3 times: killed", "log",
+            "part_restarts", "capture-1", "restarted 3 times: killed", "log",
         ),
         (facts(parts=(part(),), silent=frozenset({"capture-1"})), "part_silent", "capture-1", "metrics", ""),
         (facts(captures=(CaptureFact("c", "addr", "refused"),)), "part_silent", "c", "refused", "token"),
-        (facts(scarce={"capture.data": 5 << 20}), "disk_low", "capture.data", "only 5 MiB", "make room"),
+        (facts(low_disks={"capture.data": 5 << 20}), "disk_low", "capture.data", "only 5 MiB", "make room"),
         (facts(unknown={"jobs": "too slow"}), "unknown", "jobs", "too slow", "again"),
         (facts(tables=(table(lag_s=None),), captures=()), "no_capture", "capture", "1 table", "capture --"),
         (facts(tables=(table(lag_s=None),)), "table_not_captured", "shop.orders", "no capture", ".tables"),
-        (facts(tables=(SLOW,)), "table_behind", "shop.orders", "31 s ago: no lock", "more captures"),
+        (facts(tables=(SLOW,)), "table_behind", "shop.orders", "31 s ago: no lock", "add captures"),
         (
             facts(tables=(SLOW,), locks={7: HoldingLock(ago(31), 7, "0x74")}),
             "table_behind", "shop.orders", "primary key is in shop.orders", "commit or roll back",
@@ -71,10 +71,10 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
             "changefeed_warning", "files", "busy", "by itself",
         ),
         (facts(feeds=(feed(lag_s=16, run_by=""),)), "changefeed_not_run", "files", "no process", "feed run"),
-        (facts(feeds=(feed(lag_s=61),)), "changefeed_behind", "files", "61 s behind", "faster remote"),
+        (facts(feeds=(feed(lag_s=61),)), "changefeed_behind", "files", "61 s behind", "faster storage"),
         (
             facts(jobs=(job(lag_s=500, of=table(changed_s=9), attended=False),)),
-            "no_runner", "jobs", "1 waits", "penstock job run",
+            "no_runner", "jobs", "1 job waits", "penstock job run",
         ),
         (
             facts(jobs=(job(lag_s=500, of=table(changed_s=9), state=JobState.ERROR, error_code=10_001),)),
@@ -82,7 +82,7 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
         ),
         (
             facts(jobs=(job(lag_s=500, of=table(changed_s=9), failures=2, error_code=1, error="busy"),)),
-            "job_retrying", "shop.orders/copy", "2 times and is tried again: busy", "by itself",
+            "job_retrying", "shop.orders/copy", "2 times and is retried: busy", "by itself",
         ),
         (
             facts(jobs=(job(of=None),)),
@@ -101,24 +101,24 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
 def test_a_problem_says_what_where_and_how_to_mend_it(
     found: Facts, what: str, part_: str, words: str, remedy: str
 ) -> None:
-    (problem,) = told(found).problems
+    (problem,) = build_overview(found).problems
     assert (problem.what, problem.part) == (what, part_)
     assert words in problem.message
     assert remedy in problem.remedy
-    assert not told(found).healthy
+    assert not build_overview(found).healthy
 
 
 def test_folders_are_told_of_when_they_run_out_of_room(tmp_path: Path) -> None:
     settings = Settings(
         store={"data": tmp_path}, capture={"data": tmp_path / "gone", "storage": f"file://{tmp_path}"}
     )
-    assert scarce(settings) == {}
-    assert set(scarce(settings, free_min=1 << 62)) == {"store.data", "capture.storage"}
+    assert find_low_disks(settings) == {}
+    assert set(find_low_disks(settings, free_bytes_min=1 << 62)) == {"store.data", "capture.storage"}
 
 
 def test_a_job_shows_when_it_was_verified() -> None:
     last = LastVerification(ended_ms=NOW_MS, at_ts=ago(5), same=False, counts=Counts(extra=2))
-    (row,) = told(facts(jobs=(job(verified=last),))).jobs
+    (row,) = build_overview(facts(jobs=(job(verified=last),))).jobs
     assert row.verified is not None
     assert (row.verified.same, row.verified.differences, row.verified.at_ts) == (False, 2, ago(5))
 
@@ -126,13 +126,13 @@ def test_a_job_shows_when_it_was_verified() -> None:
 def test_what_follows_from_a_problem_is_not_told_beside_it() -> None:
     tables = tuple(table(f"shop.t{each}", None, id=each) for each in range(50))
     jobs = tuple(job(f"shop.t{each}/copy", of=None, table_id=each) for each in range(50))
-    found = told(facts(tables=tables, jobs=jobs, captures=()))
+    found = build_overview(facts(tables=tables, jobs=jobs, captures=()))
     assert [each.what for each in found.problems] == ["no_capture"]
 
     locked = facts(tables=(SLOW,), feeds=(feed(lag_s=61),), locks={7: HoldingLock(ago(62), 7, "0x74")})
-    assert [each.what for each in told(locked).problems] == ["table_behind", "changefeed_behind"]
+    assert [each.what for each in build_overview(locked).problems] == ["table_behind", "changefeed_behind"]
     waiting = facts(tables=(table(lag_s=62),), feeds=(feed(lag_s=62),))
-    assert [each.what for each in told(waiting).problems] == ["table_behind"]
+    assert [each.what for each in build_overview(waiting).problems] == ["table_behind"]
 
 
 @pytest.mark.parametrize("state", [PartState.STARTING, PartState.WAITING, PartState.STOPPED])
@@ -146,20 +146,20 @@ def test_a_part_that_is_down_is_the_problem_and_not_what_it_would_do(state: Part
         jobs=(job(lag_s=500, of=changed, attended=False),),
         parts=down,
     )
-    assert {each.what for each in told(found).problems} == {"part_not_running"}
+    assert {each.what for each in build_overview(found).problems} == {"part_not_running"}
 
 
 def test_what_could_not_be_found_out_is_not_taken_for_something_that_is_wrong() -> None:
     found = facts(
         jobs=(job(of=None),), captures=(), runner="", unknown={"schemas": "slow", "captures": "slow"}
     )
-    assert {each.what for each in told(found).problems} == {"unknown"}
+    assert {each.what for each in build_overview(found).problems} == {"unknown"}
 
 
 def test_a_lease_that_a_restarted_capture_left_is_no_problem_of_its_own() -> None:
     found = facts(parts=(part(addr="127.0.0.1:9"),), captures=(CaptureFact("a", "127.0.0.1:8", "gone"),))
-    assert told(found).healthy
-    assert [each.name for each in told(found).parts] == ["capture-1"]
+    assert build_overview(found).healthy
+    assert [each.name for each in build_overview(found).parts] == ["capture-1"]
 
 
 def test_an_account_sees_its_own_and_of_parts_only_how_they_do() -> None:
@@ -176,10 +176,10 @@ def test_an_account_sees_its_own_and_of_parts_only_how_they_do() -> None:
         parts=(part(state=PartState.WAITING, addr=SECRET_ADDR, error=f"bob {SECRET_ADDR}", pid=4242),),
         captures=(CaptureFact("capture-1", SECRET_ADDR, f"bob {SECRET_ADDR}"),),
         unknown={"schemas": f"bob {SECRET_ADDR}"},
-        scarce={"capture.data": 1},
+        low_disks={"capture.data": 1},
         runner=f"bob-{SECRET_ADDR}",
     )
-    seen = told(found, account="ada")
+    seen = build_overview(found, account="ada")
     assert [each.table for each in seen.tables] == ["shop.orders"]
     assert [each.id for each in seen.changefeeds] == ["files"]
     assert [each.job for each in seen.jobs] == seen.indexes == ["shop.orders/find"]
@@ -187,10 +187,10 @@ def test_an_account_sees_its_own_and_of_parts_only_how_they_do() -> None:
     assert (seen.parts[0].state, seen.parts[0].pid, seen.parts[0].addr) == ("waiting", None, None)
     for hidden in ("bob", SECRET_ADDR, "4242"):
         assert hidden not in seen.model_dump_json()
-    everything = told(found)
+    everything = build_overview(found)
     assert everything.indexes == ["shop.orders/find", "bob.secret/find"]
     assert everything.totals.tables == 2
-    assert told(replace_parts(found), account="ada").parts[-1].name == "jobs somebody"
+    assert build_overview(replace_parts(found), account="ada").parts[-1].name == "jobs (hidden)"
 
 
 def replace_parts(found: Facts) -> Facts:
@@ -199,7 +199,9 @@ def replace_parts(found: Facts) -> Facts:
 
 
 def test_without_up_the_parts_are_those_that_have_leases() -> None:
-    found = told(facts(feeds=(feed(), feed("more"), feed("other", run_by="host-9"), feed("none", run_by=""))))
+    found = build_overview(
+        facts(feeds=(feed(), feed("more"), feed("other", run_by="host-9"), feed("none", run_by="")))
+    )
     assert [(each.name, each.kind) for each in found.parts] == [
         ("store", "store"),
         ("capture-1", "capture"),
@@ -210,7 +212,7 @@ def test_without_up_the_parts_are_those_that_have_leases() -> None:
 
 
 def test_lists_show_the_worst_first_and_how_many_there_are() -> None:
-    found = told(
+    found = build_overview(
         facts(
             tables=tuple(table(f"shop.t{each:03}", each / 100, id=each) for each in range(300)),
             feeds=tuple(feed(f"f{each:03}", each / 100) for each in range(300)),

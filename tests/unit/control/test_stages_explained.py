@@ -50,7 +50,7 @@ def test_rows_that_wait_for_the_next_flush_are_as_they_should_be() -> None:
     assert (row.lag_s, row.held_by) == (70.0, None)
     late = rows(facts(tables=(waiting,), flush_interval_s=5))[FlowStage.STORE].held_by
     assert late is not None
-    assert late.detail.endswith("become objects with its next flush")
+    assert late.detail.endswith("until the next flush writes them to objects")
 
 
 def test_what_is_in_objects_counts_up_to_what_can_be_read_when_nothing_has_changed_since() -> None:
@@ -67,12 +67,12 @@ SLOW = table("shop.orders", 40.0)
         (table(lag_s=1.9), None, "", ""),
         (table(lag_s=None), "capture", "none", "no capture"),
         (table(lag_s=5, readable_ts=0), "capture", "capture-1", "still being read"),
-        (SLOW, "lock", str(ago(40)), "began 40.0 s ago has locked rows of shop.orders"),
+        (SLOW, "lock", str(ago(40)), "began 40.0 s ago has locks on rows of shop.orders"),
         (table("shop.items", 40.0, id=8), "capture", "capture-1", "no lock was found"),
     ],
 )
 def test_a_table_is_held_by(held: TableFact, kind: str | None, name: str, words: str) -> None:
-    found = Explanation(facts(tables=(SLOW, held), locks={7: LOCK})).table(held)
+    found = Explanation(facts(tables=(SLOW, held), locks={7: LOCK})).explain_table(held)
     if kind is None:
         assert found is None
     else:
@@ -88,7 +88,7 @@ def test_a_table_is_held_by(held: TableFact, kind: str | None, name: str, words:
         (HoldingLock(ago(40), 31, "0x74"), None, "its primary key is in shop.parted"),
         (HoldingLock(ago(40), 99, "0x7499… (19 bytes)"), None, "its primary key is in 0x7499… (19 bytes)"),
         (HoldingLock(ago(40), None, "0x6d"), None, "its primary key is in 0x6d"),
-        (HoldingLock(ago(40), 99, "0x7499…"), "tenant", "its primary key is in a table of somebody else"),
+        (HoldingLock(ago(40), 99, "0x7499…"), "tenant", "its primary key is in a table of another account"),
     ],
 )
 def test_the_primary_of_a_lock_is_named_by_its_table_and_to_tenants_only_if_it_is_theirs(
@@ -97,7 +97,7 @@ def test_the_primary_of_a_lock_is_named_by_its_table_and_to_tenants_only_if_it_i
     parted = table(
         "shop.parted", 0.1, id=30, extra={"partition": {"enable": True, "definitions": [{"id": 31}]}}
     )
-    found = Explanation(facts(tables=(SLOW, parted), locks={7: lock}), account=account).table(SLOW)
+    found = Explanation(facts(tables=(SLOW, parted), locks={7: lock}), account=account).explain_table(SLOW)
     assert found is not None
     assert found.detail.endswith(words)
 
@@ -111,23 +111,23 @@ def test_the_primary_of_a_lock_is_named_by_its_table_and_to_tenants_only_if_it_i
         (
             feed(lag_s=0.1, state=ChangefeedState.FAILED, error="no room"),
             "changefeed",
-            "failed and waits: no room",
+            "failed and waits to be resumed: no room",
         ),
-        (feed(lag_s=0.1, state=ChangefeedState.WARNING, error="busy"), "changefeed", "tries again: busy"),
+        (feed(lag_s=0.1, state=ChangefeedState.WARNING, error="busy"), "changefeed", "is retried: busy"),
         (feed(lag_s=9, run_by=""), "changefeed", "no process runs it"),
         (feed(lag_s=9, spool=spool(0.81)), "changefeed", "its spool is full"),
         (feed(lag_s=15, spool=spool(0.79), tables=["shop.items"]), None, ""),
-        (feed(lag_s=15.1, spool=spool(0.79), tables=["shop.items"]), "changefeed", "or it catches up"),
-        (feed(lag_s=41), "lock", "has locked rows of shop.orders"),
-        (feed(lag_s=41, tables=["shop.items"]), "changefeed", "or it catches up"),
+        (feed(lag_s=15.1, spool=spool(0.79), tables=["shop.items"]), "changefeed", "or it is catching up"),
+        (feed(lag_s=41), "lock", "has locks on rows of shop.orders"),
+        (feed(lag_s=41, tables=["shop.items"]), "changefeed", "or it is catching up"),
         (feed(lag_s=41, tables=["shop.stock"]), "table", "captured up to 40.0 s ago"),
-        (feed(lag_s=41, tables=["!shop.stock"]), "changefeed", "or it catches up"),
-        (feed(lag_s=90), "changefeed", "or it catches up"),
+        (feed(lag_s=41, tables=["!shop.stock"]), "changefeed", "or it is catching up"),
+        (feed(lag_s=90), "changefeed", "or it is catching up"),
     ],
 )
 def test_a_changefeed_is_held_by(fact: FeedFact, kind: str | None, words: str) -> None:
     tables = (SLOW, table("shop.items", 0.2, id=8), table("shop.stock", 40.0, id=9))
-    found = Explanation(facts(tables=tables, feeds=(fact,), locks={7: LOCK})).feed(fact)
+    found = Explanation(facts(tables=tables, feeds=(fact,), locks={7: LOCK})).explain_feed(fact)
     assert (None if found is None else found.kind) == kind
     assert found is None or words in found.detail
 
@@ -137,7 +137,7 @@ def test_a_changefeed_is_held_by(fact: FeedFact, kind: str | None, words: str) -
     [
         (job(lag_s=0.5), None, ""),
         (job(lag_s=900, paused=True), None, ""),
-        (job(lag_s=100, of=SLOW), "lock", "has locked rows of shop.orders"),
+        (job(lag_s=100, of=SLOW), "lock", "has locks on rows of shop.orders"),
         (job(lag_s=9, of=None), "table", "no capture"),
         (job(lag_s=500, of=table(changed_s=10), attended=False), "job", "no process runs jobs"),
         (job(lag_s=500, of=table(changed_s=10), state=JobState.RUNNING), "job", "under way"),
@@ -151,13 +151,13 @@ def test_a_changefeed_is_held_by(fact: FeedFact, kind: str | None, words: str) -
         (
             job(lag_s=500, failures=3, error_code=1, error="busy", of=table(changed_s=9)),
             "job",
-            "tried again: busy",
+            "is retried: busy",
         ),
-        (job(lag_s=None), "job", "not begun"),
+        (job(lag_s=None), "job", "has not started"),
     ],
 )
 def test_a_job_is_held_by(fact: JobFact, kind: str | None, words: str) -> None:
-    found = Explanation(facts(tables=(SLOW,), jobs=(fact,), locks={7: LOCK})).job(fact)
+    found = Explanation(facts(tables=(SLOW,), jobs=(fact,), locks={7: LOCK})).explain_job(fact)
     assert (None if found is None else found.kind) == kind
     assert found is None or words in found.detail
 

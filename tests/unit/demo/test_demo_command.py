@@ -35,14 +35,14 @@ def test_what_parts_say_is_shown_when_it_fails(tmp_path: Path) -> None:
         sys.stderr.write("capture-1 | [the disk] is full\n")
         raise Unavailable("it did not work")
 
-    with pytest.raises(Unavailable), command._parts_logged(tmp_path / "parts.log", console):
+    with pytest.raises(Unavailable), command._log_parts(tmp_path / "parts.log", console):
         fail()
     assert "capture-1 | [the disk] is full" in console.export_text()
 
 
 def test_what_parts_say_is_kept_in_a_file_when_it_works(tmp_path: Path) -> None:
     console = Console(record=True, width=100)
-    with command._parts_logged(tmp_path / "parts.log", console):
+    with command._log_parts(tmp_path / "parts.log", console):
         sys.stderr.write("jobs | a warning\n")
     assert console.export_text() == ""
     assert (tmp_path / "parts.log").read_text() == "jobs | a warning\n"

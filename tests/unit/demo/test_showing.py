@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.cli.demo.command import judged
+from penstock.cli.demo.command import judge_report
 from penstock.cli.demo.display import (
     DemoProgress,
     DemoVerified,
@@ -15,11 +15,11 @@ from penstock.cli.demo.display import (
     PlainShow,
     Report,
     StageProgress,
+    choose_show,
+    format_lag,
     print_report,
-    show_on,
-    told_ms,
 )
-from penstock.cli.demo.scene import DemoAnswer, DemoPlace, folder_of, places, scene_in
+from penstock.cli.demo.scene import DemoAnswer, DemoPlace, demo_folder, make_scene, measure_places
 from penstock.control.verify import TargetReport
 from penstock.errors import Invalid
 from penstock.testing.clock import ManualClock
@@ -44,7 +44,7 @@ def report(*verified: DemoVerified) -> Report:
         commits=100,
         stages=[StageProgress("readable", 1_000, 0, 300, 700), STAGE],
         places=[DemoPlace("delta table", 3, 4_096)],
-        asked="copper kettle",
+        search_words="copper kettle",
         answers=[DemoAnswer("full-text index", [{"id": 1, "name": "[kettle]", "_score": 1.5}], 0.4)],
         schema_changes=["table shop.reviews created"],
         verified=verified,
@@ -55,7 +55,7 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_few_seconds() -> None:
     out, written = console()
     clock = ManualClock()
     with PlainShow(out, clock) as show:
-        show.tell("it begins [here]")
+        show.announce("it begins [here]")
         for _ in range(12):
             clock.advance(1)
             show.update(progress(clock.monotonic()))
@@ -67,13 +67,13 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_few_seconds() -> None:
 
 def test_a_terminal_gets_a_table_that_changes_in_its_place() -> None:
     out, written = console(terminal=True)
-    show = show_on(out, ManualClock())
+    show = choose_show(out, ManualClock())
     assert isinstance(show, LiveShow)
     with show:
-        show.tell("it begins")
+        show.announce("it begins")
         show.update(progress(3))
     assert "delta table" in written.getvalue()
-    assert isinstance(show_on(console()[0], ManualClock()), PlainShow)
+    assert isinstance(choose_show(console()[0], ManualClock()), PlainShow)
 
 
 def test_the_pace_is_that_of_the_last_seconds() -> None:
@@ -99,40 +99,40 @@ def test_a_difference_is_told_and_is_no_success() -> None:
         DemoVerified("x", same=True, rows=1),
     )
     print_report(found, out)
-    assert not found.good
+    assert not found.all_equal
     assert "differs: 1 missing" in written.getvalue()
-    assert "not as it should be: delta table" in written.getvalue()
-    assert not report().good
+    assert "differs from its source: delta table" in written.getvalue()
+    assert not report().all_equal
 
 
 def test_a_comparison_that_could_not_be_made_is_a_difference() -> None:
-    found = judged("parquet files", TargetReport("changefeed:x", error="nobody answers"))
+    found = judge_report("parquet files", TargetReport("changefeed:x", error="nobody answers"))
     assert (found.same, found.differs) == (False, "nobody answers")
 
 
 @pytest.mark.parametrize(("ms", "text"), [(None, "-"), (0, "0 ms"), (999, "999 ms"), (61_000, "61.0 s")])
 def test_durations(ms: int | None, text: str) -> None:
-    assert told_ms(ms) == text
+    assert format_lag(ms) == text
 
 
 def test_a_folder_that_is_given_stays_and_must_be_empty(tmp_path: Path) -> None:
-    with folder_of(tmp_path / "a" / "b") as folder:
+    with demo_folder(tmp_path / "a" / "b") as folder:
         (folder / "kept").write_text("")
     assert (tmp_path / "a" / "b" / "kept").exists()
-    with pytest.raises(Invalid, match="is not empty"), folder_of(tmp_path / "a" / "b"):
+    with pytest.raises(Invalid, match="is not empty"), demo_folder(tmp_path / "a" / "b"):
         pass
-    with pytest.raises(Invalid, match="cannot be used"), folder_of(tmp_path / "a" / "b" / "kept" / "c"):
+    with pytest.raises(Invalid, match="cannot be used"), demo_folder(tmp_path / "a" / "b" / "kept" / "c"):
         pass
 
 
 def test_a_folder_of_its_own_is_removed() -> None:
-    with folder_of(None) as folder:
+    with demo_folder(None) as folder:
         (folder / "gone").write_text("")
     assert not folder.exists()
 
 
 def test_everything_is_below_the_folder_and_on_free_ports_of_loopback(tmp_path: Path) -> None:
-    scene = scene_in(tmp_path)
+    scene = make_scene(tmp_path)
     settings = scene.settings
     addrs = {settings.store.pd_addr, settings.capture.flight_addr, settings.api.addr, *settings.pd_addrs}
     assert addrs == {"127.0.0.1:0"}
@@ -142,4 +142,4 @@ def test_everything_is_below_the_folder_and_on_free_ports_of_loopback(tmp_path: 
     )
     (scene.events / "deep").mkdir(parents=True)
     (scene.events / "deep" / "object").write_bytes(b"12345")
-    assert places(scene)[0] == DemoPlace("event store", 1, 5)
+    assert measure_places(scene)[0] == DemoPlace("event store", 1, 5)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.changefeeds.model import ChangefeedState
-from penstock.cli.demo import watch as watching
+from penstock.cli.demo import watch as demo_watch
 from penstock.cli.demo.lags import DemoCommit
 from penstock.cli.demo.scene import DELTA, FEEDS, FULLTEXT, JOBS
 from penstock.cli.demo.shop import ORDERS, PRODUCTS
@@ -31,10 +31,10 @@ class Deployed:
         self.catalog = SimpleNamespace(
             tables=lambda _: [SimpleNamespace(name=name[5:], id=number) for name, number in IDS.items()]
         )
-        monkeypatch.setattr(watching.changefeeds, "listed", lambda _: self._feeds())
-        monkeypatch.setattr(watching.freshcalls, "listed", lambda _, __: self._jobs())
+        monkeypatch.setattr(demo_watch, "list_changefeeds", lambda _: self._feeds())
+        monkeypatch.setattr(demo_watch, "list_jobs", lambda _, __: self._jobs())
 
-    def looks(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
+    def readable_ranges(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         return {each: ReadableRange(self.readable[each], 0) for each in table_ids if self.readable[each]}
 
     def reach(self, ts: int) -> None:
@@ -66,14 +66,14 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Deployed:
 def test_a_commit_is_followed_to_the_targets_of_its_tables(deployed: Deployed) -> None:
     clock = ManualClock(wall_ms=10_000)
     watch = Watch(cast("Any", deployed), clock=clock)
-    watch.committed(DemoCommit(compose_ts(9_000), {ORDERS: 3}))
+    watch.record_commit(DemoCommit(compose_ts(9_000), {ORDERS: 3}))
     deployed.readable[8] = compose_ts(9_500)
-    watch.look()
+    watch.poll()
     assert (watch.readable.rows, watch.readable.lags_ms) == (3, [1_000])
     assert watch.targets[DELTA].rows == 0
     clock.advance(2)
     deployed.reach(compose_ts(11_000))
-    watch.look()
+    watch.poll()
     assert watch.targets[DELTA].lags_ms == [3_000]
     assert [watch.targets[each].rows for each in (*FEEDS, FULLTEXT)] == [3, 3, 0]
 
@@ -95,7 +95,7 @@ def test_who_does_not_catch_up_is_named(deployed: Deployed) -> None:
     deployed.reach(now_ts)
     deployed.jobs[DELTA.name] = now_ts - 1
     watch = Watch(cast("Any", deployed), clock=ManualClock())
-    watch.look()
+    watch.poll()
     with pytest.raises(Unavailable, match=r"^delta table did not catch up within 5 s"):
         watch.wait(now_ts, 5, lambda: None)
 
@@ -103,6 +103,6 @@ def test_who_does_not_catch_up_is_named(deployed: Deployed) -> None:
 def test_after_the_watch_nobody_counts(deployed: Deployed) -> None:
     watch = Watch(cast("Any", deployed))
     with watch.running():
-        watch.committed(DemoCommit(1, {ORDERS: 3}))
-    watch.committed(DemoCommit(2, {ORDERS: 3}))
+        watch.record_commit(DemoCommit(1, {ORDERS: 3}))
+    watch.record_commit(DemoCommit(2, {ORDERS: 3}))
     assert (watch.rows, watch.commits) == (3, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.doctor.findings import CheckResult, healthy, ok, refused, warn
+from penstock.cli.doctor.findings import CheckResult, from_error, is_healthy, ok, warn
 from penstock.cli.doctor.machine import (
     judge_descriptors,
     judge_memory,
@@ -16,8 +16,8 @@ from penstock.cli.doctor.machine import (
 )
 from penstock.cli.doctor.network import judge_clock, skew_ms
 from penstock.cli.doctor.storage import judge_space
-from penstock.cli.doctor.tls import judge_mode, judge_validity, literal_secrets
-from penstock.cli.output import GIB, MIB, size
+from penstock.cli.doctor.tls import find_literal_secrets, judge_mode, judge_validity
+from penstock.cli.output import GIB, MIB, format_size
 from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings, UpSettings
 
@@ -114,7 +114,7 @@ def test_secrets_of_a_settings_file_are_found_unless_the_environment_has_them() 
             "b": {"sink_uri": "s3://b/c?protocol=csv", "storage_options": {"region": "eu"}},
         },
     }
-    assert sorted(literal_secrets(tree)) == [
+    assert sorted(find_literal_secrets(tree)) == [
         "capture.flight_token",
         "capture.storage_options.secret_access_key",
         "changefeeds.a.sink_uri",
@@ -122,14 +122,14 @@ def test_secrets_of_a_settings_file_are_found_unless_the_environment_has_them() 
 
 
 def test_an_error_is_told_as_what_and_remedy() -> None:
-    found = refused("java", Invalid("Java at /usr/bin/java is version 11; it is old; install Java 17"))
+    found = from_error("java", Invalid("Java at /usr/bin/java is version 11; it is old; install Java 17"))
     assert (found.what, found.remedy) == ("Java at /usr/bin/java is version 11; it is old", "install Java 17")
-    assert healthy([ok("a", "b"), warn("c", "d", "e")])
-    assert not healthy([ok("a", "b"), found])
+    assert is_healthy([ok("a", "b"), warn("c", "d", "e")])
+    assert not is_healthy([ok("a", "b"), found])
 
 
 def test_sizes_are_told_in_units_that_fit() -> None:
-    assert [size(each) for each in (0, 1023, 1536, 200 * MIB, 5 * GIB)] == [
+    assert [format_size(each) for each in (0, 1023, 1536, 200 * MIB, 5 * GIB)] == [
         "0 bytes",
         "1,023 bytes",
         "1.5 KiB",

@@ -7,7 +7,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from penstock.cli.up.display import LogDisplay, TerminalDisplay, marked
+from penstock.cli.up.display import LogDisplay, TerminalDisplay, mark_line
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 
 STORE = PartStatus(name="store", kind=PartKind.STORE, state=PartState.RUNNING, pid=7, addr="127.0.0.1:2379")
@@ -29,10 +29,10 @@ def on_a_terminal() -> tuple[TerminalDisplay, io.StringIO]:
 
 def test_a_terminal_gets_a_line_for_each_part_and_the_addresses_at_the_end() -> None:
     display, out = on_a_terminal()
-    display.starting(STATES)
-    display.ready(STORE, 0.51)
-    display.ready(API, 1)
-    display.everything_ready(STATES, ("127.0.0.1:2379",))
+    display.show_starting(STATES)
+    display.show_ready(STORE, 0.51)
+    display.show_ready(API, 1)
+    display.show_all_ready(STATES, ("127.0.0.1:2379",))
     lines = [line.split() for line in out.getvalue().splitlines() if line.strip()]
     assert lines[0] == ["starting", "store,", "capture-1,", "api"]
     assert lines[1] == ["✓", "store", "ready", "127.0.0.1:2379", "0.5", "s"]
@@ -42,8 +42,8 @@ def test_a_terminal_gets_a_line_for_each_part_and_the_addresses_at_the_end() -> 
 
 def test_a_reason_is_told_once_and_as_it_is() -> None:
     display, out = on_a_terminal()
-    display.ended(FAILED, 1, news=True)
-    display.ended(FAILED, 2, news=False)
+    display.show_exit(FAILED, 1, new_reason=True)
+    display.show_exit(FAILED, 2, new_reason=False)
     assert out.getvalue().count("bucket [x] is refused") == 1
 
 
@@ -53,18 +53,18 @@ def test_elsewhere_it_logs_and_prints_one_line_of_json(
     monkeypatch.setattr(logging.getLogger("penstock"), "propagate", True)
     caplog.set_level(logging.INFO, logger="penstock.up")
     display = LogDisplay(announce=True)
-    display.starting(STATES)
-    display.ready(STORE, 0.5)
-    display.ended(FAILED, 1, news=True)
-    display.ended(FAILED, 2, news=False)
-    display.everything_ready(STATES, ("127.0.0.1:2379",))
-    display.stopping()
-    display.killed(FAILED)
-    display.stopped()
+    display.show_starting(STATES)
+    display.show_ready(STORE, 0.5)
+    display.show_exit(FAILED, 1, new_reason=True)
+    display.show_exit(FAILED, 2, new_reason=False)
+    display.show_all_ready(STATES, ("127.0.0.1:2379",))
+    display.show_stopping()
+    display.show_kill(FAILED)
+    display.show_stopped()
     assert [record.getMessage() for record in caplog.records] == [
         "starting",
         "part is ready",
-        "part ended; it is started again",
+        "part ended and will be restarted",
         "everything is ready",
         "stopping all parts",
         "part did not end in time and is killed",
@@ -78,7 +78,7 @@ def test_elsewhere_it_logs_and_prints_one_line_of_json(
 
 
 def test_lines_of_parts_carry_their_names() -> None:
-    assert marked("store", "a line", "text") == "store       | a line"
-    assert json.loads(marked("store", '{"level": "info"}', "json")) == {"part": "store", "level": "info"}
-    assert json.loads(marked("store", 'not "JSON', "json")) == {"part": "store", "message": 'not "JSON'}
-    assert json.loads(marked("store", "{}", "json")) == {"part": "store", "message": "{}"}
+    assert mark_line("store", "a line", "text") == "store       | a line"
+    assert json.loads(mark_line("store", '{"level": "info"}', "json")) == {"part": "store", "level": "info"}
+    assert json.loads(mark_line("store", 'not "JSON', "json")) == {"part": "store", "message": 'not "JSON'}
+    assert json.loads(mark_line("store", "{}", "json")) == {"part": "store", "message": "{}"}

@@ -9,11 +9,11 @@ import yaml
 from pydantic import BaseModel
 
 from penstock import settings as settings_
-from penstock.cli.init_file import EXAMPLES, rendered, write
+from penstock.cli.init_file import EXAMPLES, render_file, write_file
 from penstock.errors import Invalid
 from penstock.settings import Settings
 
-TEXT = rendered(Path("penstock.yaml"))
+TEXT = render_file(Path("penstock.yaml"))
 WHOLE = re.sub(r"(?m)^( *)#(?=[a-z_]+:)", r"\1", TEXT)
 """With every key that is commented out."""
 
@@ -37,7 +37,7 @@ def keys_of_tree(tree: Any, prefix: str = "") -> set[str]:
 
 
 def test_it_loads_as_it_is_and_changes_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "penstock.yaml")
+    write_file(tmp_path / "penstock.yaml")
     assert settings_.load(tmp_path / "penstock.yaml") == Settings()
 
 
@@ -79,13 +79,13 @@ def test_lines_are_short_enough_to_read() -> None:
 def test_a_file_is_not_written_over_unless_asked(tmp_path: Path) -> None:
     path = tmp_path / "penstock.yaml"
     path.write_text("mine")
-    with pytest.raises(Invalid, match="is there already"):
-        write(path)
+    with pytest.raises(Invalid, match="exists already"):
+        write_file(path)
     assert path.read_text() == "mine"
-    write(path, force=True)
+    write_file(path, force=True)
     assert settings_.load(path) == Settings()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"none/penstock\.yaml cannot be written \(No such file or directory\)"):
-        write(tmp_path / "none" / "penstock.yaml")
+        write_file(tmp_path / "none" / "penstock.yaml")

@@ -24,7 +24,7 @@ SECRETS = {
 def test_a_part_gets_the_settings_with_their_secrets(tree: dict[str, object]) -> None:
     for part in parts_of(settings_.parse(tree)):
         order = ServiceConfig(kind=part.kind, settings=part.settings, log_format="json", log_level="DEBUG")
-        line = order.line()
+        line = order.encode()
         assert line.count(b"\n") == 1
         assert ServiceConfig.parse(line) == order
 
@@ -32,21 +32,21 @@ def test_a_part_gets_the_settings_with_their_secrets(tree: dict[str, object]) ->
 def test_values_that_look_like_variables_are_not_taken_from_the_environment_again() -> None:
     settings = Settings.model_validate({"capture": {"storage_options": {"key": "${HOME}"}}})
     order = ServiceConfig(kind=PartKind.CAPTURE, settings=settings)
-    assert ServiceConfig.parse(order.line()).settings.capture.storage_options == {"key": "${HOME}"}
+    assert ServiceConfig.parse(order.encode()).settings.capture.storage_options == {"key": "${HOME}"}
 
 
 @pytest.mark.parametrize(
     "line", [b"", b"nonsense\n", b"[]\n", b'{"kind": "store"}\n', b'{"kind": "s3cret"}\n']
 )
 def test_what_is_no_order_is_refused_without_a_word_of_it(line: bytes) -> None:
-    with pytest.raises(Invalid, match="has no order") as refused:
+    with pytest.raises(Invalid, match="has no configuration") as refused:
         ServiceConfig.parse(line)
     assert refused.value.__cause__ is None
     assert "s3cret" not in str(refused.value)
 
 
 def test_settings_of_another_version_are_refused_by_their_key() -> None:
-    tree = json.loads(ServiceConfig(kind=PartKind.STORE, settings=Settings()).line())
+    tree = json.loads(ServiceConfig(kind=PartKind.STORE, settings=Settings()).encode())
     tree["settings"]["colour"] = "red"
     with pytest.raises(Invalid, match="unknown key 'colour'"):
         ServiceConfig.parse(json.dumps(tree).encode())

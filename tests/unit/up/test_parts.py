@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock import settings as settings_
-from penstock.cli.up.parts import address_of, anchored, parts_of, under
+from penstock.cli.up.parts import address_of, move_folders, parts_of, with_address
 from penstock.cli.up.supervision import Rank
 from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
@@ -82,24 +82,24 @@ def test_each_part_shows_metrics_on_a_free_port_and_the_api_as_it_is_told() -> N
 
 def test_the_port_that_the_store_got_is_kept_and_told_to_everybody() -> None:
     free = settings_.parse({"store": {"pd_addr": "127.0.0.1:0"}})
-    told = anchored(free, PartKind.STORE, "127.0.0.1:4321")
+    told = with_address(free, PartKind.STORE, "127.0.0.1:4321")
     assert told.store.pd_addr == "127.0.0.1:4321"
     assert told.pd_addrs == ("127.0.0.1:4321",)
-    assert anchored(told, PartKind.STORE, "127.0.0.1:4321") == told
+    assert with_address(told, PartKind.STORE, "127.0.0.1:4321") == told
     assert [part.name for part in parts_of(told)] == [part.name for part in parts_of(free)]
     named = settings_.parse({"store": {"pd_addr": "127.0.0.1:0"}, "pd_addrs": ["127.0.0.1:0", "b:1"]})
-    assert anchored(named, PartKind.STORE, "127.0.0.1:4321").pd_addrs == ("127.0.0.1:4321", "b:1")
+    assert with_address(named, PartKind.STORE, "127.0.0.1:4321").pd_addrs == ("127.0.0.1:4321", "b:1")
 
 
 def test_a_store_with_a_port_of_its_own_changes_nothing() -> None:
-    assert anchored(Settings(), PartKind.STORE, "127.0.0.1:2379") == Settings()
-    assert anchored(Settings(), PartKind.CAPTURE, "127.0.0.1:8815") == Settings()
+    assert with_address(Settings(), PartKind.STORE, "127.0.0.1:2379") == Settings()
+    assert with_address(Settings(), PartKind.CAPTURE, "127.0.0.1:8815") == Settings()
 
 
 def test_the_api_comes_back_on_the_port_that_it_got() -> None:
     free = settings_.parse({"api": {"addr": "127.0.0.1:0"}})
-    assert anchored(free, PartKind.API, "http://127.0.0.1:4000").api.addr == "127.0.0.1:4000"
-    assert anchored(Settings(), PartKind.API, "http://127.0.0.1:8300") == Settings()
+    assert with_address(free, PartKind.API, "http://127.0.0.1:4000").api.addr == "127.0.0.1:4000"
+    assert with_address(Settings(), PartKind.API, "http://127.0.0.1:8300") == Settings()
 
 
 def test_addresses_are_where_each_kind_says_them() -> None:
@@ -112,7 +112,7 @@ def test_addresses_are_where_each_kind_says_them() -> None:
 
 def test_folders_that_nobody_chose_move_and_chosen_ones_stay(tmp_path: Path) -> None:
     folder = tmp_path / "a b"
-    moved = under(Settings(), folder)
+    moved = move_folders(Settings(), folder)
     assert moved.store.data == folder / "store"
     assert moved.capture.data == folder / "capture"
     assert moved.capture.storage == f"file://{tmp_path}/a%20b/events"
@@ -125,4 +125,4 @@ def test_folders_that_nobody_chose_move_and_chosen_ones_stay(tmp_path: Path) -> 
         "up": {"data": "u"},
     }
     chosen = settings_.parse(tree)
-    assert under(chosen, folder) == chosen
+    assert move_folders(chosen, folder) == chosen

@@ -1,30 +1,27 @@
-"""Whether the API answers, whether it can work, what it measures, and who asks.
+"""Routes of health, readiness, metrics, the caller and the overview.
 
-The overview: where changes are, what holds them back, and what mends what is wrong.
-
-One page of metrics for a whole deployment: Prometheus needs one address, whatever runs behind it.
+`/metrics` joins the pages of all parts of the deployment, so that Prometheus needs one address only.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from penstock.api.deployment import PREFIX, Shared
-from penstock.api.errors import declared
+from penstock.api.deployment import PREFIX, SharedState
+from penstock.api.errors import problem_responses
 from penstock.api.models import HealthModel, Me, Readiness
-from penstock.api.security import Admin, Asking
+from penstock.api.security import Admin, Authenticated
 from penstock.control.overview.model import Overview
-from penstock.control.overview.overview import LIMIT, overview_without_cluster
-from penstock.control.overview.overview import overview as overview_of
-from penstock.control.overview.part_metrics import pages
+from penstock.control.overview.overview import LIMIT, overview_without_cluster, read_overview
+from penstock.control.overview.part_metrics import read_pages
 from penstock.control.part_states import PartKind, PartStatus, UpStates
 from penstock.errors import Unavailable
 
-__all__ = ["PROBES", "UP", "UP_MEANING", "api", "federated", "joined", "root"]
+__all__ = ["PROBES", "UP", "UP_MEANING", "api", "federate_metrics", "join_pages", "root"]
 
 
 OWN = "api"
@@ -37,24 +34,24 @@ _SUFFIXES = ("", "_bucket", "_sum", "_count")
 
 @dataclass(slots=True)
 class _Family:
-    """What is said of one metric, and its samples, of all pages."""
+    """The HELP and TYPE lines of one metric, and its samples of all pages."""
 
     described: dict[str, str] = field(default_factory=dict)
     samples: list[str] = field(default_factory=list)
 
 
-def federated(own: bytes, parts: Sequence[PartStatus]) -> bytes:
-    """This process's page (`own`) together with those of the parts, which are asked at once.
+def federate_metrics(own: bytes, parts: Sequence[PartStatus]) -> bytes:
+    """Return this process's page (`own`) joined with the pages of the parts, which are read at once.
 
     Every sample gets the label `part`; each family is described once. `penstock_part_up` says whose page
-    could be read. All in the Prometheus text format.
+    could be read. All pages are in the Prometheus text format.
     """
     others = [part for part in parts if part.kind is not PartKind.API]
-    return joined({OWN: own.decode(), **pages(others)}).encode()
+    return join_pages({OWN: own.decode(), **read_pages(others)}).encode()
 
 
-def joined(texts: Mapping[str, str | None]) -> str:
-    """One page of many, by part; None: it could not be read."""
+def join_pages(texts: Mapping[str, str | None]) -> str:
+    """Join the pages of parts into one; a page is None when it could not be read."""
     families: dict[str, _Family] = {}
     for part, text in texts.items():
         if text is not None:
@@ -75,21 +72,21 @@ def _add(families: dict[str, _Family], part: str, lines: Iterable[str]) -> None:
     current = ""
     for line in lines:
         if line.startswith("# "):
-            said = line.split(" ", 3)
-            if len(said) > 2 and said[1] in ("HELP", "TYPE"):
-                current = said[2]
-                families.setdefault(current, _Family()).described.setdefault(said[1], line)
+            words = line.split(" ", 3)
+            if len(words) > 2 and words[1] in ("HELP", "TYPE"):
+                current = words[2]
+                families.setdefault(current, _Family()).described.setdefault(words[1], line)
             continue
         if found := _NAME.match(line):
             name = found[0]
             if name.removeprefix(current) not in _SUFFIXES:
                 current = name
-            sample = _labelled(name, line[found.end() :], label)
+            sample = _add_label(name, line[found.end() :], label)
             families.setdefault(current, _Family()).samples.append(sample)
 
 
-def _labelled(name: str, rest: str, label: str) -> str:
-    """A sample with one more label; one that it has already becomes `exported_part`, as with Prometheus."""
+def _add_label(name: str, rest: str, label: str) -> str:
+    """Add a label to a sample; an existing label `part` becomes `exported_part`, as in Prometheus."""
     if not rest.startswith("{"):
         return f"{name}{{{label}}}{rest}"
     if 'part="' in rest:
@@ -103,7 +100,7 @@ def _label(part: str) -> str:
 
 
 PROBES = ("/health", "/ready")
-"""Paths that are asked without a token, as often as somebody likes."""
+"""Paths without a token and without a rate limit."""
 
 root = APIRouter(tags=["service"])
 api = APIRouter(prefix=PREFIX, tags=["service"])
@@ -118,13 +115,13 @@ async def health() -> HealthModel:
 @root.get(
     "/ready", response_model=Readiness, responses={503: {"model": Readiness, "description": "Not ready"}}
 )
-def ready(service: Shared, response: Response) -> Readiness:
-    """Say whether requests can be carried out: whether the cluster answers."""
+def ready(state: SharedState, response: Response) -> Readiness:
+    """Say whether the API can serve requests: whether the cluster answers."""
     try:
-        service.pulse.deployment()
+        state.pulse.deployment()
     except Unavailable:
         response.status_code = 503
-        return Readiness(ready=False, reasons=["the cluster does not answer; see that its stores run"])
+        return Readiness(ready=False, reasons=["the cluster does not answer; check that its stores run"])
     return Readiness(ready=True, reasons=[])
 
 
@@ -133,40 +130,39 @@ def ready(service: Shared, response: Response) -> Readiness:
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"},
-        **declared(401, 403, 429),
+        **problem_responses(401, 403, 429),
     },
 )
-def metrics(_caller: Admin, service: Shared) -> Response:
-    """Show the metrics of every part of the deployment, for Prometheus."""
-    states = UpStates.read(service.settings.up.data)
-    page = federated(generate_latest(), states.parts if states is not None else ())
+def metrics(_caller: Admin, state: SharedState) -> Response:
+    """Return the metrics of every part of the deployment, for Prometheus."""
+    states = UpStates.read(state.settings.up.data)
+    page = federate_metrics(generate_latest(), states.parts if states is not None else ())
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
-@api.get("/me", responses=declared(401, 429))
-def me(caller: Asking) -> Me:
-    """Say who asks."""
-    said: dict[str, Any] = {"account": caller.name, "admin": caller.admin}
-    return Me(**said)
+@api.get("/me", responses=problem_responses(401, 429))
+def me(caller: Authenticated) -> Me:
+    """Return the account of the caller."""
+    return Me(account=caller.name, admin=caller.admin)
 
 
-@api.get("/overview", responses=declared(401, 429, 503))
+@api.get("/overview", responses=problem_responses(401, 429, 503))
 def overview(
-    caller: Asking,
-    service: Shared,
+    caller: Authenticated,
+    state: SharedState,
     limit: Annotated[
-        int, Query(ge=1, le=1000, description="Rows of each list; what lags most comes first.")
+        int, Query(ge=1, le=1000, description="Rows of each list; the largest lag comes first.")
     ] = LIMIT,
 ) -> Overview:
-    """Show how the deployment does: parts, stages, tables, changefeeds, jobs and problems.
+    """Show the state of the deployment: parts, stages, tables, changefeeds, jobs and problems.
 
-    An account sees its own. While the cluster is away, an admin sees how the parts of `penstock up` do.
+    An account sees its own. While the cluster is away, an admin sees the parts of `penstock up`.
     """
     try:
-        deployment = service.reach.get()
+        deployment = state.reach.get()
     except Unavailable as error:
-        found = overview_without_cluster(service.settings, str(error)) if caller.admin else None
-        if found is None:
+        local = overview_without_cluster(state.settings, str(error)) if caller.admin else None
+        if local is None:
             raise
-        return found
-    return overview_of(deployment, service.rates, account=caller.account, limit=limit)
+        return local
+    return read_overview(deployment, state.facts, account=caller.account, limit=limit)

@@ -1,7 +1,4 @@
-"""`penstock demo`: the order of things.
-
-Every target against its source.
-"""
+"""`penstock demo`: runs a deployment under a workload, then compares every target with its source."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +15,9 @@ from penstock.cli.demo.display import (
     Report,
     Show,
     StageProgress,
+    choose_show,
     print_report,
-    progress_of,
-    show_on,
+    stage_progress,
 )
 from penstock.cli.demo.scene import (
     FEEDS,
@@ -29,54 +26,54 @@ from penstock.cli.demo.scene import (
     VECTOR,
     DemoTarget,
     Scene,
-    asked,
-    create,
-    folder_of,
-    places,
-    scene_in,
+    ask_index,
+    create_targets,
+    demo_folder,
+    make_scene,
+    measure_places,
 )
 from penstock.cli.demo.shop import Shop
-from penstock.cli.demo.watch import Watch, Writers, staff
+from penstock.cli.demo.watch import Watch, Writers, make_writers
 from penstock.cli.service import run_until_signalled
-from penstock.cli.up.supervisor import running
+from penstock.cli.up.supervisor import run_deployment
 from penstock.clock import SYSTEM, Clock
-from penstock.control.deployment import Deployment, deployed
+from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.verify import TargetReport, VerifyOptions, verify_targets
 from penstock.errors import PenstockError
 from penstock.verify.target import TargetVerifyReport
 
-__all__ = ["judged", "run", "verify"]
+__all__ = ["judge_report", "run", "verify_all"]
 
 
-_TIMEOUT = "60s"
+_VERIFY_TIMEOUT = "60s"
 
 
-def verify(
-    deployment: Deployment, targets: Sequence[DemoTarget], at_ts: int, tell: Callable[[str], None]
+def verify_all(
+    deployment: Deployment, targets: Sequence[DemoTarget], at_ts: int, announce: Callable[[str], None]
 ) -> list[DemoVerified]:
-    """Compare targets that have everything up to a timestamp with what the event store has."""
-    compared: list[DemoVerified] = []
+    """Compare targets with the event store, once they have every change up to a timestamp."""
+    results: list[DemoVerified] = []
     for target in targets:
-        tell(f"comparing with the source: {target.title}")
-        options = VerifyOptions(at=str(at_ts), timeout=_TIMEOUT)
-        (report,) = verify_targets(deployment, [target.verified_as], options)
-        compared.append(judged(target.title, report))
-    return compared
+        announce(f"comparing with the source: {target.title}")
+        options = VerifyOptions(at=str(at_ts), timeout=_VERIFY_TIMEOUT)
+        (report,) = verify_targets(deployment, [target.verify_name], options)
+        results.append(judge_report(target.title, report))
+    return results
 
 
-def judged(title: str, found: TargetReport) -> DemoVerified:
-    """What a comparison came to; one that could not be made is a difference."""
-    if found.report is None:
-        return DemoVerified(title, same=False, rows=0, differs=found.error or found.note)
-    parts = [found.report] if isinstance(found.report, TargetVerifyReport) else list(found.report.tables)
-    rows = sum(each.source_rows for each in parts)
-    if found.report.same:
+def judge_report(title: str, report: TargetReport) -> DemoVerified:
+    """Return the result of a comparison for the report; a comparison that failed counts as a difference."""
+    if report.report is None:
+        return DemoVerified(title, same=False, rows=0, differs=report.error or report.note)
+    tables = [report.report] if isinstance(report.report, TargetVerifyReport) else list(report.report.tables)
+    rows = sum(table.source_rows for table in tables)
+    if report.report.same:
         return DemoVerified(title, same=True, rows=rows)
-    wrong = ", ".join(
-        f"{sum(getattr(each.counts, way) for each in parts):,} {way}"
-        for way in ("missing", "different", "extra")
+    differs = ", ".join(
+        f"{sum(getattr(table.counts, kind) for table in tables):,} {kind}"
+        for kind in ("missing", "different", "extra")
     )
-    return DemoVerified(title, same=False, rows=rows, differs=wrong)
+    return DemoVerified(title, same=False, rows=rows, differs=differs)
 
 
 _CUSTOMERS, _PRODUCTS = 1_000, 500
@@ -87,32 +84,33 @@ _LOG_LINES = 20
 
 
 def run(*, seconds: float, keep: bool = False, data: Path | None = None, clock: Clock = SYSTEM) -> bool:
-    """Run the demonstration and print what happened; whether every target equals its source in the end.
+    """Run the demonstration and print its report; return whether every target equals its source.
 
-    `keep`: everything goes on afterwards, until SIGINT or SIGTERM. Raises what made it impossible.
+    With `keep`, everything keeps running afterwards, until SIGINT or SIGTERM. Raises a PenstockError when a
+    part cannot start or a target stops.
     """
     console = Console()
-    with _terminable(), folder_of(data) as folder, _parts_logged(folder / "parts.log", console):
-        scene = scene_in(folder)
+    with _end_on_sigterm(), demo_folder(data) as folder, _log_parts(folder / "parts.log", console):
+        scene = make_scene(folder)
         console.print("Starting a store, a capture, changefeeds, jobs, the API and its pages …")
         with (
-            running(scene.settings, log_level="WARNING") as supervisor,
-            deployed(supervisor.settings) as deployment,
+            run_deployment(scene.settings, log_level="WARNING") as supervisor,
+            open_deployment(supervisor.settings) as deployment,
         ):
             pages = f"http://{supervisor.settings.api.addr}"
-            console.print(f"All run in {folder}; pages at {pages}", soft_wrap=True)
-            play = _Play(deployment, scene, clock, console)
-            good = play.perform(seconds)
+            console.print(f"Everything runs in {folder}; pages at {pages}", soft_wrap=True)
+            demonstration = _Demonstration(deployment, scene, clock, console)
+            all_equal = demonstration.run(seconds)
             if keep:
-                console.print(f"Everything goes on; look at {pages}. Ctrl-C ends it.", soft_wrap=True)
-                play.go_on()
+                console.print(f"Everything keeps running; see {pages}. Ctrl-C ends it.", soft_wrap=True)
+                demonstration.keep_running()
             console.print("Stopping …")
-    return good
+    return all_equal
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end it as Ctrl-C does: with everything stopped and cleared away."""
+def _end_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the demonstration as Ctrl-C does: parts stopped, folder removed."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -121,8 +119,8 @@ def _terminable() -> Iterator[None]:
 
 
 @contextmanager
-def _parts_logged(path: Path, console: Console) -> Iterator[None]:
-    """Keep what parts say in a file; show the end of it when the demonstration fails."""
+def _log_parts(path: Path, console: Console) -> Iterator[None]:
+    """Write the log lines of parts to a file; print its last lines when the demonstration fails."""
     with path.open("w+", encoding="utf-8") as log:
         try:
             with redirect_stderr(log):
@@ -134,8 +132,8 @@ def _parts_logged(path: Path, console: Console) -> Iterator[None]:
             raise
 
 
-class _Play:
-    """The shop, its writers, and who watches."""
+class _Demonstration:
+    """The shop, its writers, and the watch over the targets."""
 
     def __init__(self, deployment: Deployment, scene: Scene, clock: Clock, console: Console) -> None:
         self._deployment = deployment
@@ -143,38 +141,38 @@ class _Play:
         self._clock = clock
         self._console = console
         self._watch = Watch(deployment, clock=clock)
-        self._shop = Shop(deployment.catalog, clock, self._watch.committed)
-        self._writers = Writers(staff(self._shop), clock)
+        self._shop = Shop(deployment.catalog, clock, self._watch.record_commit)
+        self._writers = Writers(make_writers(self._shop), clock)
         self._schema_changes: list[str] = []
         self._began_at = clock.monotonic()
         self._files = (0.0, 0)
         self._pace = Pace()
 
-    def perform(self, seconds: float) -> bool:
-        """Open the shop, let it work, wait for all targets, compare them; whether all are right."""
-        with show_on(self._console, self._clock) as show:
-            show.tell(f"opening the shop: {_CUSTOMERS:,} customers, {_PRODUCTS:,} products")
+    def run(self, seconds: float) -> bool:
+        """Run the workload, wait for all targets and compare them; return whether all are equal."""
+        with choose_show(self._console, self._clock) as show:
+            show.announce(f"opening the shop: {_CUSTOMERS:,} customers, {_PRODUCTS:,} products")
             self._shop.open(customers=_CUSTOMERS, products=_PRODUCTS)
-            create(self._deployment, self._scene)
+            create_targets(self._deployment, self._scene)
             with self._watch.running():
-                show.tell("filling every target with the first rows, while Spark gets warm")
-                self._caught_up(show)
-                show.tell(f"everybody writes, for {seconds:.0f} s")
-                worked_s = self._work(show, seconds)
-                show.tell("waiting until every target has everything")
-                end_ts = self._caught_up(show)
+                show.announce("filling every target with the first rows, while Spark warms up")
+                self._wait_caught_up(show)
+                show.announce(f"all writers write for {seconds:.0f} s")
+                worked_s = self._run_workload(show, seconds)
+                show.announce("waiting until every target has every change")
+                end_ts = self._wait_caught_up(show)
             report = self._report(show, worked_s, end_ts)
         print_report(report, self._console)
-        return report.good
+        return report.all_equal
 
-    def _caught_up(self, show: Show) -> int:
-        """Wait until every target has everything that was written; up to when that is."""
+    def _wait_caught_up(self, show: Show) -> int:
+        """Wait until every target has every change up to now; return the timestamp of now."""
         end_ts = self._deployment.now_ts()
         self._watch.wait(end_ts, _CATCH_UP_S, lambda: self._update(show))
         return end_ts
 
-    def _work(self, show: Show, seconds: float) -> float:
-        """Write for some seconds, and change the schema meanwhile; how long it took."""
+    def _run_workload(self, show: Show, seconds: float) -> float:
+        """Write for some seconds, and change the schema meanwhile; return the seconds that it took."""
         began_at = self._clock.monotonic()
         changes: list[tuple[float, Callable[[], str]]] = [
             (seconds / 3, self._shop.add_channels),
@@ -186,7 +184,7 @@ class _Play:
                 self._watch.check()
                 if changes and elapsed >= changes[0][0]:
                     self._schema_changes.append(changes.pop(0)[1]())
-                    show.tell(self._schema_changes[-1])
+                    show.announce(self._schema_changes[-1])
                 self._update(show)
                 self._clock.pause(_SHOW_S)
         return self._clock.monotonic() - began_at
@@ -195,7 +193,7 @@ class _Play:
         elapsed = self._clock.monotonic() - self._began_at
         counted_at, files = self._files
         if elapsed - counted_at >= _COUNT_FILES_S:
-            files = sum(each.files for each in places(self._scene))
+            files = sum(place.files for place in measure_places(self._scene))
             self._files = elapsed, files
         rows = self._watch.rows
         stages = self._stages()
@@ -203,31 +201,31 @@ class _Play:
 
     def _stages(self) -> list[StageProgress]:
         at_ms = self._clock.wall_ms()
-        return [progress_of(each, at_ms) for each in self._watch.stages]
+        return [stage_progress(stage, at_ms) for stage in self._watch.stages]
 
     def _report(self, show: Show, worked_s: float, at_ts: int) -> Report:
-        """Compare every target with its source, ask the indexes, count what there is."""
-        compared = verify(self._deployment, (*FEEDS, *JOBS), at_ts, show.tell)
+        """Compare every target with its source, search the indexes, measure the folders."""
+        verified = verify_all(self._deployment, (*FEEDS, *JOBS), at_ts, show.announce)
         return Report(
             seconds=worked_s,
             rows=self._watch.rows,
             first_rows=self._watch.first_rows,
             commits=self._watch.commits,
             stages=self._stages(),
-            places=places(self._scene),
-            asked=shop.ASKED,
-            answers=[asked(self._deployment, each) for each in (FULLTEXT, VECTOR)],
+            places=measure_places(self._scene),
+            search_words=shop.SEARCH_WORDS,
+            answers=[ask_index(self._deployment, target) for target in (FULLTEXT, VECTOR)],
             schema_changes=self._schema_changes,
-            verified=compared,
+            verified=verified,
         )
 
-    def go_on(self) -> None:
-        """Let the shop work until somebody signals."""
+    def keep_running(self) -> None:
+        """Let the shop work until a signal."""
 
-        async def look_on() -> None:
+        async def check_writers() -> None:
             while True:
                 self._writers.check()
                 await self._clock.sleep(_SHOW_S)
 
         with self._writers.running():
-            run_until_signalled(look_on())
+            run_until_signalled(check_writers())

@@ -1,7 +1,4 @@
-"""What happens, while it happens: a live table on a terminal, else a line every few seconds.
-
-What a demonstration came to: numbers, files, answers, and whether targets equal their source.
-"""
+"""Shows the demonstration: a live table on a terminal, else a line every few seconds; and its report."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,7 +13,7 @@ from rich.text import Text
 
 from penstock.cli.demo.lags import Arrivals
 from penstock.cli.demo.scene import DemoAnswer, DemoPlace
-from penstock.cli.output import size
+from penstock.cli.output import format_size
 from penstock.clock import Clock
 
 __all__ = [
@@ -28,10 +25,10 @@ __all__ = [
     "Report",
     "Show",
     "StageProgress",
+    "choose_show",
+    "format_lag",
     "print_report",
-    "progress_of",
-    "show_on",
-    "told_ms",
+    "stage_progress",
 ]
 
 
@@ -42,19 +39,19 @@ _EVENTS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """How far one stage is."""
+    """The progress of one stage."""
 
     name: str
     rows: int
     lag_ms: int
-    """How long commits take now: those that arrived last, or one that is on its way for longer."""
+    """The current lag: of the commits that arrived last, or of one that has been on its way for longer."""
     p50_ms: int | None
     p99_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class DemoProgress:
-    """Everything that is shown while it runs."""
+    """What is shown while the demonstration runs."""
 
     elapsed_s: float
     rows: int
@@ -63,53 +60,53 @@ class DemoProgress:
     stages: Sequence[StageProgress]
 
 
-def progress_of(stage: Arrivals, at_ms: int) -> StageProgress:
-    """How far a stage is at a wall time."""
+def stage_progress(stage: Arrivals, at_ms: int) -> StageProgress:
+    """Return the progress of a stage at a wall time."""
     lag_ms = max(stage.latest_ms or 0, stage.oldest_ms(at_ms))
     return StageProgress(stage.name, stage.rows, lag_ms, stage.lag_ms(0.5), stage.lag_ms(0.99))
 
 
 class Pace:
-    """Rows in a second, over the last few of them."""
+    """Rows per second, over the last few seconds."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def per_s(self, rows: int, at_s: float) -> float:
-        """The pace, now that there are so many rows."""
+        """Add the number of rows at a time; return the rows per second."""
         self._seen.append((at_s, rows))
         while len(self._seen) > 2 and at_s - self._seen[0][0] > _PACE_S:
             self._seen.popleft()
-        began_s, before = self._seen[0]
-        return (rows - before) / (at_s - began_s) if at_s > began_s else 0.0
+        first_s, first_rows = self._seen[0]
+        return (rows - first_rows) / (at_s - first_s) if at_s > first_s else 0.0
 
 
 class Show(Protocol):
-    """Who shows it. Used as a context; for one thread."""
+    """Shows events and progress. A context manager; for one thread."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
-    def tell(self, text: str) -> None:
-        """Something has happened, or begins."""
+    def announce(self, text: str) -> None:
+        """Show an event."""
 
     def update(self, progress: DemoProgress) -> None:
-        """This is how far everything is now."""
+        """Show the current progress."""
 
 
-def show_on(console: Console, clock: Clock) -> Show:
-    """What fits a console."""
+def choose_show(console: Console, clock: Clock) -> Show:
+    """Return a live table for a terminal, else plain lines."""
     return LiveShow(console) if console.is_terminal else PlainShow(console, clock)
 
 
 class PlainShow:
-    """Lines: what happens, and how far everything is every few seconds."""
+    """Prints events as lines, and the progress every few seconds."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console = console
         self._clock = clock
-        self._said_at = clock.monotonic()
+        self._printed_at = clock.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -117,21 +114,21 @@ class PlainShow:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def tell(self, text: str) -> None:
-        """See Show."""
+    def announce(self, text: str) -> None:
+        """Print the event."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def update(self, progress: DemoProgress) -> None:
-        """See Show."""
+        """Print a line when the last one is old enough."""
         now = self._clock.monotonic()
-        if now - self._said_at >= _LINE_S:
-            self._said_at = now
-            self.tell(line_of(progress))
+        if now - self._printed_at >= _LINE_S:
+            self._printed_at = now
+            self.announce(format_progress(progress))
 
 
-def line_of(progress: DemoProgress) -> str:
-    """All of it in one line."""
-    stages = ", ".join(f"{each.name} {told_ms(each.lag_ms)}" for each in progress.stages)
+def format_progress(progress: DemoProgress) -> str:
+    """Return the progress as one line."""
+    stages = ", ".join(f"{stage.name} {format_lag(stage.lag_ms)}" for stage in progress.stages)
     return (
         f"{progress.elapsed_s:4.0f} s  {progress.rows:,} rows written ({progress.rows_per_s:,.0f}/s),"
         f" {progress.files:,} files; behind: {stages}"
@@ -139,7 +136,7 @@ def line_of(progress: DemoProgress) -> str:
 
 
 class LiveShow:
-    """A table that changes in its place, with what happened last below it."""
+    """A table that is updated in place, with the last events below it."""
 
     def __init__(self, console: Console) -> None:
         self._events: list[str] = []
@@ -153,18 +150,18 @@ class LiveShow:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def tell(self, text: str) -> None:
-        """See Show."""
+    def announce(self, text: str) -> None:
+        """Show the event below the table."""
         self._events.append(text)
-        self._live.update(self._drawn())
+        self._live.update(self._render())
 
     def update(self, progress: DemoProgress) -> None:
-        """See Show."""
+        """Update the table."""
         self._progress = progress
-        self._live.update(self._drawn())
+        self._live.update(self._render())
 
-    def _drawn(self) -> RenderableType:
-        events = [Text(f"• {each}", "dim") for each in self._events[-_EVENTS_SHOWN:]]
+    def _render(self) -> RenderableType:
+        events = [Text(f"• {event}", "dim") for event in self._events[-_EVENTS_SHOWN:]]
         return Group(*([] if self._progress is None else [_table(self._progress)]), *events)
 
 
@@ -173,14 +170,14 @@ def _table(progress: DemoProgress) -> Table:
     table = Table(title=f"{progress.elapsed_s:.0f} s: {written}", title_justify="left")
     for heading in ("stage", "rows there", "behind", "lag p50", "lag p99"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
-    for each in progress.stages:
-        lags = (told_ms(value) for value in (each.lag_ms, each.p50_ms, each.p99_ms))
-        table.add_row(each.name, f"{each.rows:,}", *lags)
+    for stage in progress.stages:
+        lags = (format_lag(value) for value in (stage.lag_ms, stage.p50_ms, stage.p99_ms))
+        table.add_row(stage.name, f"{stage.rows:,}", *lags)
     return table
 
 
-def told_ms(value: int | None) -> str:
-    """A duration, as in 1.2 s."""
+def format_lag(value: int | None) -> str:
+    """Return a lag in milliseconds as text, as in 1.2 s; None as a dash."""
     if value is None:
         return "-"
     return f"{value} ms" if value < 1000 else f"{value / 1000:.1f} s"
@@ -191,7 +188,7 @@ _NAME_CHARS = 34
 
 @dataclass(frozen=True, slots=True)
 class DemoVerified:
-    """Whether a target is what its source says, of so many rows; what differs, in one line."""
+    """The result of comparing a target with its source: the rows compared, and what differs, in one line."""
 
     title: str
     same: bool
@@ -201,7 +198,7 @@ class DemoVerified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All of it."""
+    """The result of a demonstration."""
 
     seconds: float
     rows: int
@@ -209,23 +206,23 @@ class Report:
     commits: int
     stages: Sequence[StageProgress]
     places: Sequence[DemoPlace]
-    asked: str
+    search_words: str
     answers: Sequence[DemoAnswer]
     schema_changes: Sequence[str]
     verified: Sequence[DemoVerified]
 
     @property
-    def good(self) -> bool:
-        """Whether every target is what its source says."""
-        return bool(self.verified) and all(each.same for each in self.verified)
+    def all_equal(self) -> bool:
+        """Whether every target equals its source."""
+        return bool(self.verified) and all(result.same for result in self.verified)
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Show it."""
+    """Print the workload, the targets, the answers of the indexes and a conclusion."""
     console.print(_workload(report))
     console.print(_targets(report))
     for answer in report.answers:
-        console.print(_found(report.asked, answer))
+        console.print(_answer_table(report.search_words, answer))
     console.print(_conclusion(report))
 
 
@@ -234,12 +231,12 @@ def _workload(report: Report) -> Table:
     per_s = (report.rows - report.first_rows) / max(report.seconds, 0.001)
     table.add_row("rows written", f"{report.rows:,} in {report.commits:,} transactions")
     table.add_row(
-        "in a second", f"{per_s:,.0f}, over {report.seconds:.0f} s, after the first {report.first_rows:,}"
+        "rows per second", f"{per_s:,.0f}, over {report.seconds:.0f} s, after the first {report.first_rows:,}"
     )
     captured = report.stages[0]
     table.add_row("rows captured", f"{captured.rows:,}")
-    for each in report.schema_changes:
-        table.add_row("schema changed while it ran", Text(each))
+    for change in report.schema_changes:
+        table.add_row("schema changed while it ran", Text(change))
     return table
 
 
@@ -250,17 +247,17 @@ def _targets(report: Report) -> Table:
     for heading in ("", "rows", "lag p50", "lag p99", "files", "size", "source"):
         left = heading in {"", "source"}
         table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "source")
-    kept = {each.title: each for each in report.places}
-    verified = {each.title: each for each in report.verified}
+    places = {place.title: place for place in report.places}
+    verified = {result.title: result for result in report.verified}
     for stage in report.stages:
-        place = kept.get(stage.name)
+        place = places.get(stage.name)
         table.add_row(
             stage.name,
             f"{stage.rows:,}",
-            told_ms(stage.p50_ms),
-            told_ms(stage.p99_ms),
+            format_lag(stage.p50_ms),
+            format_lag(stage.p99_ms),
             f"{place.files:,}" if place else "",
-            size(place.nbytes) if place else "",
+            format_size(place.nbytes) if place else "",
             _verdict(verified.get(stage.name)),
         )
     return table
@@ -274,14 +271,14 @@ def _verdict(verified: DemoVerified | None) -> Text:
     return Text(f"differs: {verified.differs}", "bold red")
 
 
-def _found(asked: str, answer: DemoAnswer) -> Table:
-    title = f"{answer.title}, {answer.lag_s:.1f} s old: “{asked}”"
+def _answer_table(words: str, answer: DemoAnswer) -> Table:
+    title = f"{answer.title}, {answer.lag_s:.1f} s old: “{words}”"
     table = Table(title=title, title_justify="left", show_header=False)
     for row in answer.rows:
         score = next((value for name, value in row.items() if name in {"_score", "_distance"}), None)
-        shown = f"{score:.2f}" if isinstance(score, float) else ""
+        score_text = f"{score:.2f}" if isinstance(score, float) else ""
         table.add_row(
-            shown, Text(_cut(str(row.get("name")))), Text(str(row.get("description")), overflow="fold")
+            score_text, Text(_cut(str(row.get("name")))), Text(str(row.get("description")), overflow="fold")
         )
     return table
 
@@ -291,7 +288,7 @@ def _cut(text: str) -> str:
 
 
 def _conclusion(report: Report) -> Text:
-    if report.good:
+    if report.all_equal:
         return Text(f"all {len(report.verified)} targets equal their source", "bold green")
-    wrong = ", ".join(each.title for each in report.verified if not each.same) or "no target was compared"
-    return Text(f"not as it should be: {wrong}", "bold red")
+    wrong = ", ".join(result.title for result in report.verified if not result.same)
+    return Text(f"differs from its source: {wrong}" if wrong else "no target was compared", "bold red")

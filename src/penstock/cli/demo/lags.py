@@ -1,6 +1,6 @@
-"""How long commits take to arrive: from their commit until a stage says that it has everything up to them.
+"""Measures lags: from a commit until a stage has every change up to it.
 
-Pure: time is the caller's. A commit counts for each of its tables on its own, since stages follow tables.
+Pure: the caller gives the time. A commit counts once for each of its tables, because stages follow tables.
 """
 
 import heapq
@@ -16,7 +16,7 @@ __all__ = ["Arrivals", "DemoCommit", "percentile"]
 
 @dataclass(frozen=True, slots=True)
 class DemoCommit:
-    """What one transaction wrote: rows by table. Only measured ones count as lags."""
+    """The rows of one transaction by table. Only a measured one counts in the lags."""
 
     ts: int
     rows: Mapping[str, int]
@@ -24,30 +24,30 @@ class DemoCommit:
 
 
 def percentile(ordered: Sequence[int], share: float) -> int | None:
-    """The least of ordered values that so large a share of them does not exceed; None: there are none."""
+    """Return the lowest value that `share` of the ordered values do not exceed; None when there are none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """Commits on their way to one stage, and how long those took that arrived. For several threads.
+    """The commits on their way to one stage, and the lags of those that have arrived. Thread-safe.
 
-    `tables`: those that the stage follows; None: all.
+    `tables` are those that the stage follows; None means all.
     """
 
     name: str
     tables: frozenset[str] | None = None
     rows: int = 0
-    """That have arrived."""
+    """Rows that have arrived."""
     latest_ms: int | None = None
-    """Of the commits that arrived last, the longest."""
+    """The longest lag among the commits that arrived last."""
     lags_ms: list[int] = field(default_factory=list)
-    """Of all that arrived, the shortest first."""
+    """The lags of all commits that have arrived, the shortest first."""
     _waiting: dict[str, list[tuple[int, int, bool]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def expect(self, commit: DemoCommit) -> None:
-        """A commit is on its way."""
+        """Add a commit that is on its way."""
         with self._lock:
             for table, rows in commit.rows.items():
                 if self.tables is None or table in self.tables:
@@ -55,7 +55,7 @@ class Arrivals:
                     heapq.heappush(waiting, (commit.ts, rows, commit.measured))
 
     def reach(self, upto: Mapping[str, int], at_ms: int) -> None:
-        """The stage has everything of these tables up to these timestamps, at a wall time."""
+        """Record that at a wall time the stage has every change of tables up to these timestamps."""
         with self._lock:
             arrived: list[int] = []
             for table, waiting in self._waiting.items():
@@ -65,17 +65,17 @@ class Arrivals:
                     self.rows += rows
                     if measured:
                         arrived.append(max(0, at_ms - physical_ms(ts)))
-            for each in arrived:
-                insort(self.lags_ms, each)
+            for lag_ms in arrived:
+                insort(self.lags_ms, lag_ms)
             self.latest_ms = max(arrived, default=self.latest_ms)
 
     def oldest_ms(self, at_ms: int) -> int:
-        """How long the oldest commit has been on its way; 0: none is."""
+        """Return how long the oldest commit has been on its way; 0 when there is none."""
         with self._lock:
             first = min((waiting[0][0] for waiting in self._waiting.values() if waiting), default=None)
         return 0 if first is None else max(0, at_ms - physical_ms(first))
 
     def lag_ms(self, share: float) -> int | None:
-        """The lag that so large a share of the commits did not exceed; None: none has arrived."""
+        """Return the lag that `share` of the commits did not exceed; None when none has arrived."""
         with self._lock:
             return percentile(self.lags_ms, share)

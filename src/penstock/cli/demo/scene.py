@@ -1,7 +1,4 @@
-"""The deployment of the demonstration: what `penstock up` is told, in a folder of its own.
-
-What follows the shop's tables: two changefeeds and three jobs.
-"""
+"""The deployment of the demonstration: its settings in one folder, two changefeeds and three jobs."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +9,10 @@ from typing import Any
 
 from penstock.cli.demo import shop
 from penstock.cli.demo.shop import ORDERS, PRODUCTS
-from penstock.control import changefeeds, jobs, search
+from penstock.control.changefeeds import create_from_options
 from penstock.control.deployment import Deployment
+from penstock.control.jobs import register_job
+from penstock.control.search import SearchOptions, search_index
 from penstock.errors import Invalid
 from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
@@ -30,12 +29,12 @@ __all__ = [
     "DemoPlace",
     "DemoTarget",
     "Scene",
-    "asked",
-    "create",
-    "folder_of",
+    "ask_index",
+    "create_targets",
+    "demo_folder",
+    "make_scene",
+    "measure_places",
     "parquet_feed",
-    "places",
-    "scene_in",
 ]
 
 
@@ -46,12 +45,12 @@ _SHORT_LIVED = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }
-"""For a Spark of two minutes and few rows, compiling costs more than it saves: a third of all its time."""
+"""A Spark of two minutes and few rows loses more by compiling than it gains: a third of its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Where everything is."""
+    """The settings and the folders of the demonstration."""
 
     settings: Settings
     events: Path
@@ -60,10 +59,10 @@ class Scene:
 
 
 @contextmanager
-def folder_of(data: Path | None) -> Iterator[Path]:
-    """The folder to use: the one given, which stays, or one that is removed in the end.
+def demo_folder(data: Path | None) -> Iterator[Path]:
+    """Yield the folder to use: the one given, which stays, or a temporary one, which is removed.
 
-    Raises Invalid for one that has something in it.
+    Raises Invalid when the given folder is not empty.
     """
     if data is None:
         with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as folder:
@@ -71,16 +70,16 @@ def folder_of(data: Path | None) -> Iterator[Path]:
         return
     try:
         data.mkdir(parents=True, exist_ok=True)
-        taken = any(data.iterdir())
+        has_files = any(data.iterdir())
     except OSError as error:
         raise Invalid(f"{data} cannot be used ({error.strerror}); give another --data") from error
-    if taken:
-        raise Invalid(f"{data} is not empty; give --data a folder that is, or that is not there yet")
+    if has_files:
+        raise Invalid(f"{data} is not empty; give --data an empty folder, or one that does not exist yet")
     yield data.absolute()
 
 
-def scene_in(folder: Path) -> Scene:
-    """A deployment below a folder, on free ports of loopback."""
+def make_scene(folder: Path) -> Scene:
+    """Return the scene in a folder, with free ports of loopback."""
     events, changes = folder / "events", folder / "changes"
     tree = {
         "pd_addrs": [_FREE_ADDR],
@@ -96,7 +95,7 @@ def scene_in(folder: Path) -> Scene:
         },
         "spark": {"master": "local[2]", "driver_memory": "1g", "conf": _SHORT_LIVED},
         "changefeeds": {
-            # from the first table on; the other begins with a snapshot, when there are rows
+            # This one runs before the first table; the other starts with a snapshot, once there are rows.
             CANAL_JSON: {
                 "sink_uri": _sink(changes, "canal-json", "&enable-tidb-extension=true"),
                 "tables": ["shop.*"],
@@ -115,7 +114,7 @@ def _sink(changes: Path, protocol: str, parameters: str = "") -> str:
 
 
 def parquet_feed(changes: Path) -> dict[str, object]:
-    """The changefeed that is created while everything runs: all rows first, on Spark, then what changes."""
+    """Return the changefeed that is created while everything runs: first all rows, on Spark, then changes."""
     return {
         "sink_uri": _sink(changes, "parquet"),
         "tables": ["shop.*"],
@@ -126,18 +125,18 @@ def parquet_feed(changes: Path) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class DemoTarget:
-    """Something that follows tables. `tables` None: all of the shop."""
+    """A changefeed or a job. `tables` are those it follows; None means all of the shop."""
 
     title: str
     name: str
-    """Of the changefeed, or of the job."""
+    """The name of the changefeed, or of the job."""
     tables: frozenset[str] | None
     folder: str
-    """Below the folder of changes, or that of targets."""
+    """The folder below that of changes, or that of targets."""
 
     @property
-    def verified_as(self) -> str:
-        """What `penstock verify` calls it."""
+    def verify_name(self) -> str:
+        """Its name for `penstock verify`."""
         return self.name if "/" in self.name else f"changefeed:{self.name}"
 
 
@@ -154,67 +153,67 @@ _OPTIONS = {
     VECTOR: {"text_columns": "name,description"},
     DELTA: {},
 }
-_FOUND_MAX = 3
+_ROWS_FOUND_MAX = 3
 
 
-def create(deployment: Deployment, scene: Scene) -> None:
-    """Make those that are not in the settings."""
-    changefeeds.create(deployment, PARQUET, parquet_feed(scene.changes))
+def create_targets(deployment: Deployment, scene: Scene) -> None:
+    """Create the changefeed and the jobs that are not in the settings."""
+    create_from_options(deployment, PARQUET, parquet_feed(scene.changes))
     for target in JOBS:
         job_id = JobId.parse(target.name)
         options = {"uri": str(scene.targets / target.folder), **_OPTIONS[target]}
         tree = {"detail": {"consumer": {"consumer": target.folder, "options": options}}}
-        jobs.registered(deployment, job_id, JobSpec.parse(tree))
+        register_job(deployment, job_id, JobSpec.parse(tree))
 
 
 @dataclass(frozen=True, slots=True)
 class DemoAnswer:
-    """What an index found, best first, and how old what it knows is."""
+    """The rows that an index found, the best first, and the lag of the index."""
 
     title: str
     rows: Sequence[dict[str, Any]]
     lag_s: float
 
 
-def asked(deployment: Deployment, target: DemoTarget) -> DemoAnswer:
-    """The best rows that an index finds for some words."""
-    options = search.SearchOptions(
-        words=shop.ASKED,
+def ask_index(deployment: Deployment, target: DemoTarget) -> DemoAnswer:
+    """Search an index for the words of the demonstration."""
+    options = SearchOptions(
+        words=shop.SEARCH_WORDS,
         vector=None,
-        k=_FOUND_MAX,
+        k=_ROWS_FOUND_MAX,
         where=None,
         columns=("id", "name", "description"),
         every=False,
     )
-    found = search.found(deployment, JobId.parse(target.name), options)
-    return DemoAnswer(target.title, found["rows"], found["lag_s"])
+    answer = search_index(deployment, JobId.parse(target.name), options)
+    return DemoAnswer(target.title, answer["rows"], answer["lag_s"])
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlace:
-    """A folder that something is written to, and what is in it."""
+    """A folder that is written to: its files and their bytes."""
 
     title: str
     files: int
     nbytes: int
 
 
-def places(scene: Scene) -> list[DemoPlace]:
-    """Everything that was written for the shop's tables."""
+def measure_places(scene: Scene) -> list[DemoPlace]:
+    """Return the files and bytes of the event store and of every target."""
     folders: Iterable[tuple[str, Path]] = [
         ("event store", scene.events),
-        *((each.title, scene.changes / each.folder) for each in FEEDS),
-        *((each.title, scene.targets / each.folder) for each in JOBS),
+        *((target.title, scene.changes / target.folder) for target in FEEDS),
+        *((target.title, scene.targets / target.folder) for target in JOBS),
     ]
-    return [_place(title, folder) for title, folder in folders]
+    return [_measure_place(title, folder) for title, folder in folders]
 
 
-def _place(title: str, folder: Path) -> DemoPlace:
+def _measure_place(title: str, folder: Path) -> DemoPlace:
     sizes = []
     for path in folder.rglob("*"):
         try:
             if path.is_file():
                 sizes.append(path.stat().st_size)
-        except FileNotFoundError:  # removed between both
+        except FileNotFoundError:  # removed between the two calls
             continue
     return DemoPlace(title, len(sizes), sum(sizes))

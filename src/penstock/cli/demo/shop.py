@@ -1,6 +1,7 @@
-"""A shop's tables, and what people do in a shop: order, pay, ship, return, review, sign up, move, leave.
+"""The workload of the demonstration: the tables of a shop, and its transactions.
 
-Names and descriptions of what a shop sells, made by chance. Pure but for the chance.
+Customers sign up, order, pay, return, review, move and leave; products come and go. Names and texts are
+random.
 """
 
 import datetime as dt
@@ -18,7 +19,6 @@ from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 
 __all__ = [
-    "ASKED",
     "CATEGORIES",
     "CITIES",
     "CUSTOMERS",
@@ -26,21 +26,23 @@ __all__ = [
     "ORDER_ITEMS",
     "PRODUCTS",
     "REVIEWS",
+    "SEARCH_WORDS",
     "DemoKeys",
     "Shop",
-    "city",
-    "customer",
-    "description",
-    "product",
+    "choose_city",
+    "make_customer_name",
+    "make_product_name",
+    "write_description",
     "write_review",
 ]
 
 
 Chance = Callable[[], float]
+"""Returns a random number in [0, 1)."""
 T = TypeVar("T")
 
-ASKED = "copper kettle for the camp fire"
-"""What the demonstration searches for: words of names and descriptions."""
+SEARCH_WORDS = "copper kettle for the camp fire"
+"""The words that the demonstration searches for, from names and descriptions."""
 
 CATEGORIES = ("kitchen", "garden", "travel", "office", "workshop")
 CITIES = ("Aachen", "Bergen", "Cork", "Debrecen", "Évora", "Ghent", "Łódź", "Malmö", "Porto", "Zürich")
@@ -81,36 +83,36 @@ _LAST = (
 )
 
 
-def chosen(choices: Sequence[T], chance: Chance) -> T:
-    """One of them."""
+def choose(choices: Sequence[T], chance: Chance) -> T:
+    """Return a random one of the choices."""
     return choices[int(chance() * len(choices))]
 
 
-def product(chance: Chance) -> str:
-    """A name such as `folding oak chair`."""
-    return " ".join(chosen(words, chance) for words in (_QUALITIES, _MATERIALS, _THINGS))
+def make_product_name(chance: Chance) -> str:
+    """Return a name such as `folding oak chair`."""
+    return " ".join(choose(words, chance) for words in (_QUALITIES, _MATERIALS, _THINGS))
 
 
-def description(name: str, chance: Chance) -> str:
-    """Three sentences about a product."""
+def write_description(name: str, chance: Chance) -> str:
+    """Return three sentences about a product."""
     first = int(chance() * len(_PRAISE))
     praise = f"{_PRAISE[first - 1]} {_PRAISE[first]}"
-    return f"A {name} for {chosen(_PLACES, chance)}, made in {chosen(CITIES, chance)}. {praise}"
+    return f"A {name} for {choose(_PLACES, chance)}, made in {choose(CITIES, chance)}. {praise}"
 
 
 def write_review(chance: Chance) -> str:
-    """What a customer thinks."""
-    return f"{chosen(_OPINIONS, chance)}. {chosen(_PRAISE, chance)}"
+    """Return the text of a review."""
+    return f"{choose(_OPINIONS, chance)}. {choose(_PRAISE, chance)}"
 
 
-def customer(chance: Chance) -> str:
-    """A name."""
-    return f"{chosen(_FIRST, chance)} {chosen(_LAST, chance)}"
+def make_customer_name(chance: Chance) -> str:
+    """Return the name of a customer."""
+    return f"{choose(_FIRST, chance)} {choose(_LAST, chance)}"
 
 
-def city(chance: Chance) -> str:
-    """Where somebody lives."""
-    return chosen(CITIES, chance)
+def choose_city(chance: Chance) -> str:
+    """Return a random city."""
+    return choose(CITIES, chance)
 
 
 CUSTOMERS, PRODUCTS, ORDERS = "shop.customers", "shop.products", "shop.orders"
@@ -159,7 +161,7 @@ _FILL_ROWS = 500
 
 
 class DemoKeys:
-    """Keys of rows that are probably there; for several threads."""
+    """Keys of rows that probably exist. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -167,41 +169,42 @@ class DemoKeys:
         self._lock = threading.Lock()
 
     def add(self, keys: Iterable[int]) -> None:
-        """These rows are there."""
+        """Add the keys of rows that exist."""
         with self._lock:
             self._keys += keys
 
-    def some(self, count: int) -> list[int]:
-        """Some of them, in order and each once; fewer when there are."""
+    def sample(self, count: int) -> list[int]:
+        """Return up to `count` random keys, sorted and each once."""
         with self._lock:
             size = len(self._keys)
             return sorted({self._keys[int(self._clock.random() * size)] for _ in range(count) if size})
 
     def take(self) -> int | None:
-        """One of them, which nobody gets any more; None: there is none."""
+        """Remove and return a random key; None when there is none."""
         with self._lock:
             if not self._keys:
                 return None
-            place = int(self._clock.random() * len(self._keys))
-            self._keys[place], self._keys[-1] = self._keys[-1], self._keys[place]
+            index = int(self._clock.random() * len(self._keys))
+            # Swap it to the end: removing the last key moves no others.
+            self._keys[index], self._keys[-1] = self._keys[-1], self._keys[index]
             return self._keys.pop()
 
 
 class Shop:
-    """What happens in a shop, each as one transaction that is repeated until no conflict is met.
+    """The transactions of a shop. Each is repeated until it commits without a conflict.
 
-    For several threads. `committed` is told of every transaction.
+    Thread-safe. `on_commit` is called for every committed transaction.
     """
 
-    def __init__(self, db: Catalog, clock: Clock, committed: Callable[[DemoCommit], None]) -> None:
+    def __init__(self, db: Catalog, clock: Clock, on_commit: Callable[[DemoCommit], None]) -> None:
         self._db = db
         self._clock = clock
-        self._committed = committed
+        self._on_commit = on_commit
         self._customers, self._products, self._orders = DemoKeys(clock), DemoKeys(clock), DemoKeys(clock)
         self._has_channels = self._has_reviews = False
 
     def open(self, *, customers: int, products: int) -> None:
-        """Make the database and its tables, with rows to begin with."""
+        """Create the database and its tables, and insert the first rows."""
         self._db.create_database("shop")
         for name in (CUSTOMERS, PRODUCTS, ORDERS, ORDER_ITEMS):
             self._create(name)
@@ -213,13 +216,13 @@ class Shop:
     # Changes of the schema.
 
     def add_channels(self) -> str:
-        """Give orders a column while they are written; what was done."""
+        """Add a column to orders while they are written; return what was done."""
         self._db.add_column(ORDERS, "channel", "varchar(16) default 'web'")
         self._has_channels = True
         return f"column channel added to {ORDERS}"
 
     def open_reviews(self) -> str:
-        """Make another table while others are written; what was done."""
+        """Create another table while the others are written; return what was done."""
         self._create(REVIEWS)
         self._has_reviews = True
         return f"table {REVIEWS} created"
@@ -230,9 +233,13 @@ class Shop:
     # Customers.
 
     def sign_up(self, count: int = 1, *, measured: bool = True) -> None:
-        """Customers come."""
+        """Insert customers."""
         rows = [
-            {"name": customer(self._chance), "city": city(self._chance), "since": self._now()}
+            {
+                "name": make_customer_name(self._chance),
+                "city": choose_city(self._chance),
+                "since": self._now(),
+            }
             for _ in range(count)
         ]
 
@@ -244,24 +251,24 @@ class Shop:
         self._run(work, measured=measured)
 
     def move(self) -> None:
-        """A customer lives elsewhere."""
-        changes = [{"id": key, "city": city(self._chance)} for key in self._customers.some(1)]
+        """Change the city of a customer."""
+        changes = [{"id": key, "city": choose_city(self._chance)} for key in self._customers.sample(1)]
         self._run(lambda txn: {CUSTOMERS: self._db.table(CUSTOMERS).update(changes, txn=txn)})
 
     def leave(self) -> None:
-        """A customer wants to be forgotten."""
+        """Delete a customer."""
         self._delete(CUSTOMERS, self._customers)
 
     # Products.
 
     def offer(self, count: int = 1, *, measured: bool = True) -> None:
-        """New products come."""
-        names = [product(self._chance) for _ in range(count)]
+        """Insert products."""
+        names = [make_product_name(self._chance) for _ in range(count)]
         rows = [
             {
                 "name": name,
-                "category": chosen(CATEGORIES, self._chance),
-                "description": description(name, self._chance),
+                "category": choose(CATEGORIES, self._chance),
+                "description": write_description(name, self._chance),
                 "price": self._price(),
                 "stock": 1_000,
             }
@@ -275,30 +282,30 @@ class Shop:
         self._run(work, measured=measured)
 
     def rewrite(self) -> None:
-        """A product gets another name, description and price."""
-        name = product(self._chance)
+        """Change the name, description and price of a product."""
+        name = make_product_name(self._chance)
         changes = [
             {
                 "id": key,
                 "name": name,
-                "description": description(name, self._chance),
+                "description": write_description(name, self._chance),
                 "price": self._price(),
             }
-            for key in self._products.some(1)
+            for key in self._products.sample(1)
         ]
         self._run(lambda txn: {PRODUCTS: self._db.table(PRODUCTS).update(changes, txn=txn)})
 
     def restock(self) -> None:
-        """Some products come in again."""
-        changes = [{"id": key, "stock": 1_000} for key in self._products.some(5)]
+        """Refill the stock of some products."""
+        changes = [{"id": key, "stock": 1_000} for key in self._products.sample(5)]
         self._run(lambda txn: {PRODUCTS: self._db.table(PRODUCTS).update(changes, txn=txn)})
 
     def retire(self) -> None:
-        """A product is sold no more."""
+        """Delete a product."""
         self._delete(PRODUCTS, self._products)
 
     def review(self) -> None:
-        """Customers say what they think, once they can."""
+        """Insert reviews, once their table exists."""
         if not self._has_reviews:
             return
         rows = [
@@ -307,36 +314,36 @@ class Shop:
                 "stars": 1 + int(self._chance() * 5),
                 "text": write_review(self._chance),
             }
-            for key in self._products.some(2)
+            for key in self._products.sample(2)
         ]
         self._run(lambda txn: {REVIEWS: len(self._db.table(REVIEWS).insert(rows, txn=txn))})
 
     # Orders.
 
     def order(self, *, pessimistic: bool) -> None:
-        """A customer orders some products: stock goes down, by a transaction over three tables."""
-        customers, wanted = self._customers.some(1), self._products.some(_LINES_MAX)
-        # Asked for before the transaction begins, whose schema is that of its start.
-        via = {"channel": chosen(_CHANNELS, self._chance)} if self._has_channels else {}
+        """Insert an order with its lines and reduce the stock, in one transaction over three tables."""
+        customers, product_ids = self._customers.sample(1), self._products.sample(_LINES_MAX)
+        # Read before the transaction begins, because its schema is that of its start.
+        channel = {"channel": choose(_CHANNELS, self._chance)} if self._has_channels else {}
 
         def work(txn: Transaction) -> dict[str, int]:
             products = self._db.table(PRODUCTS)
-            if pessimistic:  # in the order of the keys: so nobody waits for each other
-                txn.lock_keys([record_key(products.info.id, key) for key in wanted])
-            found = [row for key in wanted if (row := products.get(key, txn=txn)) and row["stock"] > 0]
-            return self._placed(txn, customers[0], found, via) if customers and found else {}
+            if pessimistic:  # in key order, so that there is no deadlock
+                txn.lock_keys([record_key(products.info.id, key) for key in product_ids])
+            found = [row for key in product_ids if (row := products.get(key, txn=txn)) and row["stock"] > 0]
+            return self._place_order(txn, customers[0], found, channel) if customers and found else {}
 
         self._run(work, pessimistic=pessimistic)
 
-    def _placed(
-        self, txn: Transaction, customer_id: int, found: Sequence[dict[str, Any]], via: dict[str, str]
+    def _place_order(
+        self, txn: Transaction, customer_id: int, found: Sequence[dict[str, Any]], channel: dict[str, str]
     ) -> dict[str, int]:
         order = {
             "customer_id": customer_id,
             "status": "placed",
             "total": sum((row["price"] for row in found), Decimal()),
             "placed_at": self._now(),
-            **via,
+            **channel,
         }
         (order_id,) = self._db.table(ORDERS).insert([order], txn=txn)
         lines = [
@@ -356,8 +363,8 @@ class Shop:
         return {ORDERS: 1, ORDER_ITEMS: len(lines), PRODUCTS: len(less)}
 
     def proceed(self) -> None:
-        """Some orders are paid, shipped, delivered."""
-        keys = self._orders.some(5)
+        """Move some orders to their next status."""
+        keys = self._orders.sample(5)
 
         def work(txn: Transaction) -> dict[str, int]:
             orders = self._db.table(ORDERS)
@@ -368,7 +375,7 @@ class Shop:
         self._run(work)
 
     def cancel(self) -> None:
-        """An order is taken back, with its lines."""
+        """Delete an order with its lines."""
         order_id = self._orders.take()
         if order_id is None:
             return
@@ -396,7 +403,7 @@ class Shop:
         txn, counts = transact(begin, lambda txn: (txn, work(txn)), clock=self._clock)
         rows = {table: count for table, count in counts.items() if count}
         if rows:
-            self._committed(DemoCommit(txn.commit_ts, rows, measured))
+            self._on_commit(DemoCommit(txn.commit_ts, rows, measured))
 
     def _chance(self) -> float:
         return self._clock.random()
@@ -409,5 +416,6 @@ class Shop:
 
 
 def _portions(rows: int) -> Iterable[int]:
+    """Yield the sizes of the transactions that insert so many rows."""
     for start in range(0, rows, _FILL_ROWS):
         yield min(_FILL_ROWS, rows - start)

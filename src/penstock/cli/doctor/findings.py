@@ -1,7 +1,4 @@
-"""What a check found, how bad that is, and what mends it.
-
-Findings on a terminal: a line for each, and below those that are not well what mends them.
-"""
+"""The findings of checks: what was found, how bad it is, and how to fix it; as JSON and on a terminal."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,22 +11,32 @@ from rich.text import Text
 
 from penstock.errors import PenstockError
 
-__all__ = ["CheckResult", "Finding", "bad", "healthy", "ok", "print_findings", "refused", "shown", "warn"]
+__all__ = [
+    "CheckResult",
+    "Finding",
+    "bad",
+    "finding_details",
+    "from_error",
+    "is_healthy",
+    "ok",
+    "print_findings",
+    "warn",
+]
 
 
 class CheckResult(StrEnum):
-    """How bad it is."""
+    """How bad a finding is."""
 
     OK = "ok"
     WARN = "warn"
-    """It works, or will when something that is meant to run does; somebody should know."""
+    """It works now, or will once a part runs; worth knowing."""
     BAD = "bad"
-    """It cannot work like this."""
+    """It cannot work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer of one check. Nothing in it is a secret."""
+    """The result of one check. It contains no secret."""
 
     name: str
     verdict: CheckResult
@@ -38,33 +45,33 @@ class Finding:
 
 
 def ok(name: str, what: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(name, CheckResult.OK, what)
 
 
 def warn(name: str, what: str, remedy: str) -> Finding:
-    """Somebody should know."""
+    """Return a finding that is worth knowing, with a remedy."""
     return Finding(name, CheckResult.WARN, what, remedy)
 
 
 def bad(name: str, what: str, remedy: str) -> Finding:
-    """It cannot work like this."""
+    """Return a finding that keeps Penstock from working, with a remedy."""
     return Finding(name, CheckResult.BAD, what, remedy)
 
 
-def refused(name: str, error: PenstockError) -> Finding:
-    """What an error says: its messages end with the remedy."""
+def from_error(name: str, error: PenstockError) -> Finding:
+    """Return the bad finding of an error, whose message ends with the remedy after a semicolon."""
     what, _, remedy = str(error).rpartition("; ")
     return bad(name, what or remedy, remedy if what else "see docs/configuration.md")
 
 
-def healthy(findings: Iterable[Finding]) -> bool:
-    """Whether nothing is bad."""
-    return all(each.verdict is not CheckResult.BAD for each in findings)
+def is_healthy(findings: Iterable[Finding]) -> bool:
+    """Return whether no finding is bad."""
+    return all(finding.verdict is not CheckResult.BAD for finding in findings)
 
 
-def shown(finding: Finding) -> dict[str, Any]:
-    """As JSON has it."""
+def finding_details(finding: Finding) -> dict[str, Any]:
+    """Return a finding as JSON."""
     return {
         "name": finding.name,
         "verdict": finding.verdict.value,
@@ -77,21 +84,22 @@ _STYLES = {CheckResult.OK: "green", CheckResult.WARN: "yellow", CheckResult.BAD:
 
 
 def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
-    """All of them, and in the end what they come to."""
+    """Print a line for each finding, with its remedy below, and a conclusion at the end."""
     console = console or Console()
     table = Table.grid(padding=(0, 2))
-    for each in findings:
-        table.add_row(Text(each.verdict.value, _STYLES[each.verdict]), Text(each.name), Text(each.what))
-        if each.remedy:
-            table.add_row("", "", Text(f"→ {each.remedy}", "dim"))
+    for finding in findings:
+        verdict = Text(finding.verdict.value, _STYLES[finding.verdict])
+        table.add_row(verdict, Text(finding.name), Text(finding.what))
+        if finding.remedy:
+            table.add_row("", "", Text(f"→ {finding.remedy}", "dim"))
     console.print(table)
     console.print(_conclusion(findings))
 
 
 def _conclusion(findings: Sequence[Finding]) -> Text:
-    count = {verdict: sum(each.verdict is verdict for each in findings) for verdict in CheckResult}
-    if not healthy(findings):
-        return Text(f"{count[CheckResult.BAD]} to mend", _STYLES[CheckResult.BAD])
+    count = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in CheckResult}
+    if not is_healthy(findings):
+        return Text(f"{count[CheckResult.BAD]} to fix", _STYLES[CheckResult.BAD])
     if count[CheckResult.WARN]:
-        return Text(f"nothing is wrong; {count[CheckResult.WARN]} to know of", _STYLES[CheckResult.WARN])
-    return Text("all is well", _STYLES[CheckResult.OK])
+        return Text(f"nothing is wrong; warnings: {count[CheckResult.WARN]}", _STYLES[CheckResult.WARN])
+    return Text("everything is fine", _STYLES[CheckResult.OK])

@@ -1,9 +1,8 @@
-"""Folders that parts write to: whether they can, and how much room there is.
+"""Checks folders that parts write to, and the storage of the event store and of changefeeds.
 
-Storage of the event store and of changefeeds: whether it takes what must be put on a condition.
-
-Two writers that both believe to own a table, or a file's number, are told apart by storage alone: it must
-refuse to create an object that is there. Some services answer as if they did.
+Storage must support conditional writes: two writers may both believe that they own a table or a file number,
+and only storage can stop one of them, by refusing to create an object that exists. Some services claim to
+refuse and do not.
 """
 
 import shutil
@@ -15,22 +14,30 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.changefeeds.sink_uri import is_secret, split_uri
 from penstock.changefeeds.sinks.storage.options import sink_options
-from penstock.cli.doctor.findings import CheckResult, Finding, bad, ok, refused, warn
+from penstock.cli.doctor.findings import CheckResult, Finding, bad, from_error, ok, warn
 from penstock.cli.doctor.network import has_store
-from penstock.cli.output import GIB, size
+from penstock.cli.output import GIB, format_size
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, PenstockError
 from penstock.object_storage import STAGING, ObjectStorage, StorageRef, open_storage
 from penstock.settings import Settings
 
-__all__ = ["data_folders", "folder", "judge_space", "local_folder", "probe", "storage", "storages"]
+__all__ = [
+    "check_folder",
+    "check_storage",
+    "data_folders",
+    "judge_space",
+    "local_folder",
+    "probe_storage",
+    "storage_refs",
+]
 
 
 SPACE_MIN, SPACE_ENOUGH = GIB, 10 * GIB
 
 
 def data_folders(settings: Settings) -> Iterator[tuple[str, Path]]:
-    """The folders of this machine that settings name, by their keys; what is kept elsewhere is left out."""
+    """Yield the folders of this machine in the settings, with their keys; remote storage is left out."""
     if has_store(settings):
         yield "store.data", settings.store.data
     yield "capture.data", settings.capture.data
@@ -40,7 +47,7 @@ def data_folders(settings: Settings) -> Iterator[tuple[str, Path]]:
     for name, feed in settings.changefeeds.items():
         try:
             urls[f"changefeeds.{name}.sink_uri"] = split_uri(feed.sink_uri.get_secret_value()).url
-        except Invalid:  # the check of the storage says so
+        except Invalid:  # the storage check reports it
             continue
     for key, url in urls.items():
         path = local_folder(url)
@@ -49,34 +56,34 @@ def data_folders(settings: Settings) -> Iterator[tuple[str, Path]]:
 
 
 def local_folder(url: str) -> Path | None:
-    """The folder that a URL names, if it is one of this machine."""
+    """Return the folder of a file:// URL; None for another URL."""
     parts = urlsplit(url)
     return Path(unquote(parts.netloc + parts.path)).absolute() if parts.scheme == "file" else None
 
 
-def folder(key: str, path: Path) -> Finding:
-    """Whether a folder is there or can be made, can be written to, and has room."""
-    there = path.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        return bad(f"folder {key}", f"{there} is no folder", f"remove it, or change {key}")
+def check_folder(key: str, path: Path) -> Finding:
+    """Check that a folder exists or can be created, can be written to, and has enough space."""
+    existing = path.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return bad(f"folder {key}", f"{existing} is not a folder", f"remove it, or change {key}")
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             pass
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(existing).free
     except OSError as error:
-        what = f"{there} cannot be written to ({error.strerror})"
-        return bad(f"folder {key}", what, f"give the user of Penstock the right to, or change {key}")
+        what = f"{existing} cannot be written to ({error.strerror})"
+        return bad(f"folder {key}", what, f"give the user of Penstock write permission, or change {key}")
     return judge_space(key, path, free)
 
 
 def judge_space(key: str, path: Path, free_bytes: int) -> Finding:
-    """Whether there is enough room."""
-    what = f"{size(free_bytes)} free at {path}"
+    """Judge the free space of a folder."""
+    what = f"{format_size(free_bytes)} free at {path}"
     if free_bytes >= SPACE_ENOUGH:
         return ok(f"folder {key}", what)
-    remedy = f"make room, or move {key} to a larger disk"
+    remedy = f"free some space, or move {key} to a larger disk"
     if free_bytes < SPACE_MIN:
         return bad(f"folder {key}", what, remedy)
     return warn(f"folder {key}", what, remedy)
@@ -84,13 +91,13 @@ def judge_space(key: str, path: Path, free_bytes: int) -> Finding:
 
 _MASK = "***"
 _SECRET_CHARS_MIN = 6
-"""Shorter ones are made up, and parts of words."""
+"""Shorter values are placeholders, and masking them would hit parts of words."""
 _FIRST, _SECOND, _THIRD = b"first", b"second", b"third"
-_CONDITIONAL = "use one that has puts with If-None-Match and If-Match, or bring it to a version that has"
+_CONDITIONAL = "use storage that supports If-None-Match and If-Match on writes, or upgrade it"
 
 
-def storages(settings: Settings) -> Iterator[tuple[str, StorageRef | Invalid]]:
-    """What the settings name, by key; the error of a sink URI that is refused."""
+def storage_refs(settings: Settings) -> Iterator[tuple[str, StorageRef | Invalid]]:
+    """Yield the storage of the settings by key, or the error of a wrong sink URI."""
     yield "capture.storage", StorageRef(settings.capture.storage, settings.capture.storage_options)
     for name, feed in settings.changefeeds.items():
         try:
@@ -99,56 +106,56 @@ def storages(settings: Settings) -> Iterator[tuple[str, StorageRef | Invalid]]:
             yield f"changefeeds.{name}.sink_uri", error
 
 
-def storage(key: str, ref: StorageRef | Invalid, *, clock: Clock = SYSTEM) -> Finding:
-    """Put an object there, as captures and changefeeds do, and remove it."""
+def check_storage(key: str, ref: StorageRef | Invalid, *, clock: Clock = SYSTEM) -> Finding:
+    """Check storage by writing an object, as captures and changefeeds do, and deleting it."""
     name = f"storage {key}"
     if isinstance(ref, Invalid):
-        return refused(name, ref)
+        return from_error(name, ref)
     if ref.url.startswith("memory:"):
-        return warn(name, f"{ref.url} is one process's own, and gone with it", f"give {key} a lasting place")
+        return warn(name, f"{ref.url} belongs to one process and ends with it", f"give {key} durable storage")
     local = local_folder(ref.url)
     if local is not None and not local.exists():
-        return ok(name, f"{ref.url} will be made")
+        return ok(name, f"{ref.url} will be created")
     staging = local / STAGING if local is not None else None
-    foreign = staging is not None and not staging.exists()
+    created_here = staging is not None and not staging.exists()
     try:
-        return probe(name, open_storage(ref.url, ref.options, clock=clock), clock=clock)
+        return probe_storage(name, open_storage(ref.url, ref.options, clock=clock), clock=clock)
     except PenstockError as error:
-        found = refused(name, error)
-        what, remedy = (_without_secrets(text, ref.options) for text in (found.what, found.remedy))
+        finding = from_error(name, error)
+        what, remedy = (_mask_secrets(text, ref.options) for text in (finding.what, finding.remedy))
         return Finding(name, CheckResult.BAD, what, remedy)
     finally:
-        if staging is not None and foreign:
-            with suppress(OSError):  # nothing was put there, or somebody else works there by now
+        if staging is not None and created_here:
+            with suppress(OSError):  # nothing was written there, or another process uses it now
                 (staging / "lock").unlink(missing_ok=True)
                 staging.rmdir()
 
 
-def probe(name: str, opened: ObjectStorage, *, clock: Clock = SYSTEM) -> Finding:
-    """Whether storage creates and replaces on conditions, and refuses when they do not hold."""
+def probe_storage(name: str, opened: ObjectStorage, *, clock: Clock = SYSTEM) -> Finding:
+    """Check that storage creates and replaces objects on conditions, and refuses when they do not hold."""
     path = f"penstock-doctor-{clock.unique_id()}"
     try:
-        found = _tried(name, opened, path)
+        finding = _try_writes(name, opened, path)
     except PenstockError:
-        with suppress(PenstockError):  # the first failure tells more
+        with suppress(PenstockError):  # the first error says more
             opened.delete(path)
         raise
     opened.delete(path)
-    return found
+    return finding
 
 
-def _tried(name: str, opened: ObjectStorage, path: str) -> Finding:
+def _try_writes(name: str, opened: ObjectStorage, path: str) -> Finding:
     opened.create(path, _FIRST)
     if opened.create(path, _SECOND) or opened.read(path) != _FIRST:
-        what = f"{opened.url} overwrites an object that it is told to create"
+        what = f"{opened.url} overwrites an object instead of refusing to create it"
         return bad(name, f"{what}: two writers could lose rows", _CONDITIONAL)
     if opened.swap(path, _SECOND, seen=_THIRD) or not opened.swap(path, _SECOND, seen=_FIRST):
         return bad(name, f"{opened.url} does not replace an object on a condition", _CONDITIONAL)
     return ok(name, f"{opened.url} can be written to, on conditions too")
 
 
-def _without_secrets(text: str, options: Mapping[str, str]) -> str:
-    """What a service says may repeat what it was given."""
+def _mask_secrets(text: str, options: Mapping[str, str]) -> str:
+    """Mask secrets in a message: a service may repeat what it was given."""
     for name, value in options.items():
         if len(value) >= _SECRET_CHARS_MIN and is_secret(name):
             text = text.replace(value, _MASK)

@@ -1,7 +1,4 @@
-"""TLS files: whether they can be read, fit together, and are valid for some time to come.
-
-Files with secrets: whether others can read them.
-"""
+"""Checks TLS files: readable, matching, and valid for some time; and who can read files with secrets."""
 
 import ssl
 import stat
@@ -16,22 +13,22 @@ from cryptography import x509
 from cryptography.utils import CryptographyDeprecationWarning
 
 from penstock.changefeeds.sink_uri import is_secret, mask_uri
-from penstock.cli.doctor.findings import Finding, bad, ok, refused, warn
+from penstock.cli.doctor.findings import Finding, bad, from_error, ok, warn
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
 from penstock.settings import ServerTlsSettings, Settings, TlsSettings
 from penstock.settings.network import read_token
 
 __all__ = [
-    "certificates",
-    "config_file",
+    "check_certificates",
+    "check_config_file",
+    "check_secret_files",
+    "check_token_file",
+    "find_literal_secrets",
     "judge_mode",
     "judge_validity",
-    "literal_secrets",
-    "periods",
-    "secret_files",
     "tls_sections",
-    "token_file",
+    "validity_periods",
 ]
 
 
@@ -41,7 +38,7 @@ Section = TlsSettings | ServerTlsSettings
 
 
 def tls_sections(settings: Settings) -> Iterator[tuple[str, Section]]:
-    """The sections of the settings that name TLS files, by their keys."""
+    """Yield the sections of the settings with TLS files, with their keys."""
     sections: dict[str, Section | None] = {
         "tls": settings.tls,
         "store.tls": settings.store.tls,
@@ -52,59 +49,61 @@ def tls_sections(settings: Settings) -> Iterator[tuple[str, Section]]:
     yield from ((key, section) for key, section in sections.items() if section is not None)
 
 
-def certificates(key: str, section: Section, *, clock: Clock = SYSTEM) -> list[Finding]:
-    """One finding for each file of certificates, and one for a key that does not fit."""
+def check_certificates(key: str, section: Section, *, clock: Clock = SYSTEM) -> list[Finding]:
+    """Return a finding for each file of certificates, and one for a key that does not match."""
     now = datetime.fromtimestamp(clock.wall_ms() / 1000, UTC)
-    named = {"ca_path": section.ca_path, "cert_path": section.cert_path}
-    found = [_valid(f"{key}.{name}", path, now) for name, path in named.items() if path is not None]
+    files = {"ca_path": section.ca_path, "cert_path": section.cert_path}
+    findings = [
+        _check_validity(f"{key}.{name}", path, now) for name, path in files.items() if path is not None
+    ]
     if section.cert_path is not None and section.key_path is not None:
-        found += _fitting(f"{key}.key_path", section.cert_path, section.key_path)
-    return found
+        findings += _check_key(f"{key}.key_path", section.cert_path, section.key_path)
+    return findings
 
 
-def _valid(key: str, path: Path, now: datetime) -> Finding:
+def _check_validity(key: str, path: Path, now: datetime) -> Finding:
     try:
-        found = periods(path.read_bytes())
+        periods = validity_periods(path.read_bytes())
     except OSError as error:
         return bad(key, f"{path} cannot be read ({error.strerror})", f"put the file there, or change {key}")
     except ValueError:
-        return bad(key, f"{path} has no certificate in PEM", f"put one there, or change {key}")
-    return judge_validity(key, path, found, now)
+        return bad(key, f"{path} has no certificate in PEM format", f"write one to it, or change {key}")
+    return judge_validity(key, path, periods, now)
 
 
-def periods(pem: bytes) -> list[tuple[datetime, datetime]]:
-    """From when to when each certificate of a PEM file is valid; ValueError when there is none."""
-    with warnings.catch_warnings():  # old authorities of system bundles have serial numbers of zero
+def validity_periods(pem: bytes) -> list[tuple[datetime, datetime]]:
+    """Return the validity period of each certificate in a PEM file; raise ValueError when there is none."""
+    with warnings.catch_warnings():  # old authorities in system bundles have the serial number 0
         warnings.simplefilter("ignore", CryptographyDeprecationWarning)
-        found = x509.load_pem_x509_certificates(pem)
-    return [(each.not_valid_before_utc, each.not_valid_after_utc) for each in found]
+        certificates = x509.load_pem_x509_certificates(pem)
+    return [(cert.not_valid_before_utc, cert.not_valid_after_utc) for cert in certificates]
 
 
 def judge_validity(
-    key: str, path: Path, found: Sequence[tuple[datetime, datetime]], now: datetime
+    key: str, path: Path, periods: Sequence[tuple[datetime, datetime]], now: datetime
 ) -> Finding:
-    """Whether all certificates of a file are valid now, and for two weeks to come."""
-    begin, end = max(each[0] for each in found), min(each[1] for each in found)
+    """Judge whether all certificates of a file are valid now, and for two more weeks."""
+    begin, end = max(period[0] for period in periods), min(period[1] for period in periods)
     if now < begin:
         what = f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC"
-        return bad(key, what, "set the machine's clock right, or issue another certificate")
+        return bad(key, what, "correct the machine's clock, or issue another certificate")
     if now >= end:
         return bad(key, f"{path} has expired at {end:%Y-%m-%d %H:%M} UTC", "issue another certificate")
     what = f"{path} is valid until {end:%Y-%m-%d}"
     return ok(key, what) if end - now > _SOON else warn(key, what, "issue another certificate soon")
 
 
-def _fitting(key: str, cert_path: Path, key_path: Path) -> list[Finding]:
-    """What is wrong with a key."""
+def _check_key(key: str, cert_path: Path, key_path: Path) -> list[Finding]:
+    """Return what is wrong with a private key; nothing when it matches its certificate."""
     if not cert_path.is_file():
-        return []  # said already
+        return []  # reported already
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert_path, key_path, password=lambda: "")
     except ssl.SSLError:
-        what = f"{key_path} is no key of the certificate {cert_path}, or has a password"
-        return [bad(key, what, f"give the key that belongs to it, without one, as {key}")]
+        what = f"{key_path} is not the key of the certificate {cert_path}, or has a password"
+        return [bad(key, what, f"set {key} to the matching key without a password")]
     except OSError as error:
-        return [bad(key, f"{key_path} cannot be read ({error.strerror})", f"check its rights, or {key}")]
+        return [bad(key, f"{key_path} cannot be read ({error.strerror})", f"check its permissions, or {key}")]
     return []
 
 
@@ -112,10 +111,10 @@ _OTHERS, _GROUP = stat.S_IRWXO, stat.S_IRWXG
 _OPTION_TABLES = ("storage_options", "headers")
 
 
-def secret_files(settings: Settings) -> list[Finding]:
-    """A finding for every file of a key or token."""
-    found = [
-        _mode(f"{key}.key_path", section.key_path)
+def check_secret_files(settings: Settings) -> list[Finding]:
+    """Return a finding for every file with a private key or a token."""
+    findings = [
+        _check_mode(f"{key}.key_path", section.key_path)
         for key, section in tls_sections(settings)
         if section.key_path is not None
     ]
@@ -123,34 +122,34 @@ def secret_files(settings: Settings) -> list[Finding]:
         f"api.accounts.{name}.token_path": account.token_path
         for name, account in settings.api.accounts.items()
     }
-    return found + [token_file(key, path) for key, path in tokens.items() if path is not None]
+    return findings + [check_token_file(key, path) for key, path in tokens.items() if path is not None]
 
 
-def token_file(key: str, path: Path) -> Finding:
-    """Whether a token can be read from its file, and who else can."""
+def check_token_file(key: str, path: Path) -> Finding:
+    """Check that a token can be read from its file, and who else can read it."""
     try:
         read_token(None, path, key=key)
     except Invalid as error:
-        return refused(key, error)
-    return _mode(key, path)
+        return from_error(key, error)
+    return _check_mode(key, path)
 
 
-def config_file(path: Path) -> list[Finding]:
-    """Who can read a settings file that has secrets in it."""
+def check_config_file(path: Path) -> list[Finding]:
+    """Check who can read a settings file that contains secrets."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
         mode = path.stat().st_mode
-    except (OSError, ValueError, yaml.YAMLError):  # who loads the settings says so
+    except (OSError, ValueError, yaml.YAMLError):  # loading the settings reports it
         return []
-    secrets = sorted(literal_secrets(tree))
+    secrets = sorted(find_literal_secrets(tree))
     if not secrets or not mode & (_OTHERS | _GROUP):
         return []
-    what = f"{path} has {secrets[0]} in it, and others can read it (mode {stat.S_IMODE(mode):03o})"
+    what = f"{path} contains {secrets[0]}, and others can read it (mode {stat.S_IMODE(mode):03o})"
     return [warn("settings", what, f"chmod 600 {path}, or take it from the environment with ${{NAME}}")]
 
 
-def literal_secrets(tree: Any, key: str = "") -> Iterator[str]:
-    """The keys of a settings tree whose values are secrets, and are not taken from the environment."""
+def find_literal_secrets(tree: Any, key: str = "") -> Iterator[str]:
+    """Yield the keys of a settings tree whose values are secrets and do not come from the environment."""
     if isinstance(tree, dict):
         for name, value in tree.items():
             inner = f"{key}.{name}" if key else str(name)
@@ -159,10 +158,10 @@ def literal_secrets(tree: Any, key: str = "") -> Iterator[str]:
                 if _is_literal_secret(str(name), value, of_options=of_options):
                     yield inner
             else:
-                yield from literal_secrets(value, inner)
+                yield from find_literal_secrets(value, inner)
     elif isinstance(tree, list):
         for number, value in enumerate(tree):
-            yield from literal_secrets(value, f"{key}.{number}")
+            yield from find_literal_secrets(value, f"{key}.{number}")
 
 
 def _is_literal_secret(name: str, value: str, *, of_options: bool) -> bool:
@@ -173,7 +172,7 @@ def _is_literal_secret(name: str, value: str, *, of_options: bool) -> bool:
     return is_secret(name) if of_options else name in {"token", "flight_token"}
 
 
-def _mode(key: str, path: Path) -> Finding:
+def _check_mode(key: str, path: Path) -> Finding:
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -182,10 +181,10 @@ def _mode(key: str, path: Path) -> Finding:
 
 
 def judge_mode(key: str, path: Path, mode: int) -> Finding:
-    """Who can read a file: its owner should, and nobody else."""
+    """Judge who can read a file: only its owner should."""
     what = f"{path} has mode {stat.S_IMODE(mode):03o}"
     if mode & _OTHERS:
         return bad(key, f"{what}: every user of the machine can read it", f"chmod 600 {path}")
     if mode & _GROUP:
-        return warn(key, f"{what}: its group can read it", f"chmod 600 {path}, unless that is meant")
+        return warn(key, f"{what}: its group can read it", f"chmod 600 {path}, unless that is intended")
     return ok(key, what)

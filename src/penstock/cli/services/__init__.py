@@ -1,1 +1,1 @@
-"""The commands that run a service until they are stopped."""
+"""The services, one module each, so that a process imports only what its service needs."""

@@ -1,16 +1,16 @@
-"""`penstock api`: the HTTP API and the pages in the foreground."""
+"""`penstock api`: run the HTTP API and the pages in the foreground."""
 
 from penstock.api.server import run
-from penstock.cli.service import metrics_shown, run_until_signalled, say_ready
+from penstock.cli.service import print_ready, run_until_signalled, serve_metrics
 from penstock.settings import Settings
 
 __all__ = ["serve"]
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; requests that are under way then may end.
+    """Serve until SIGTERM or SIGINT, then let running requests end.
 
-    Prints one line of JSON with the address when it is ready; the cluster need not be there yet.
+    Prints one line of JSON with the address once it is ready. The cluster may start later.
     """
-    with metrics_shown(settings.metrics_addr) as shown:
-        run_until_signalled(run(settings, ready=lambda url: say_ready({"api": url} | shown)))
+    with serve_metrics(settings.metrics_addr) as metrics:
+        run_until_signalled(run(settings, ready=lambda url: print_ready({"api": url} | metrics)))

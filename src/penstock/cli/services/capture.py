@@ -1,10 +1,10 @@
-"""`penstock capture`: log puller and event store in the foreground."""
+"""`penstock capture`: run the log puller and the event store in the foreground."""
 
 import asyncio
 import signal
 
 from penstock import tracing
-from penstock.cli.service import metrics_shown, say_ready
+from penstock.cli.service import print_ready, serve_metrics
 from penstock.eventstore.capture.capture import Capture
 from penstock.settings import Settings
 
@@ -12,16 +12,16 @@ __all__ = ["serve"]
 
 
 async def serve(settings: Settings) -> None:
-    """Capture until SIGTERM or SIGINT, then flush and stop; raise what made it impossible to go on.
+    """Capture until SIGTERM or SIGINT, then flush and stop; raise the error of a capture that failed.
 
-    Prints one line of JSON with the address of the Flight service when it is ready, and with that of its
-    metrics when settings have one for them.
+    Once it is ready, prints one line of JSON with the address of the Flight service, and of its metrics when
+    the settings have an address for them.
     """
-    with metrics_shown(settings.metrics_addr) as shown:
-        await _serve(settings, shown)
+    with serve_metrics(settings.metrics_addr) as metrics:
+        await _serve(settings, metrics)
 
 
-async def _serve(settings: Settings, shown: dict[str, str]) -> None:
+async def _serve(settings: Settings, metrics: dict[str, str]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -37,10 +37,10 @@ async def _serve(settings: Settings, shown: dict[str, str]) -> None:
                 "flight": capture.flight_addr,
                 "tables": sorted(capture.tables),
             }
-            say_ready(ready | shown)
-            asked = asyncio.create_task(stopping.wait())
-            await asyncio.wait((asked, capture.failed), return_when=asyncio.FIRST_COMPLETED)
-            asked.cancel()
+            print_ready(ready | metrics)
+            stopped = asyncio.create_task(stopping.wait())
+            await asyncio.wait((stopped, capture.failed), return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
         finally:
             await capture.stop()
     if capture.failed.done():

@@ -1,11 +1,11 @@
-"""`penstock job run`: the jobs of a cluster in the foreground."""
+"""`penstock job run`: run the jobs of a cluster in the foreground."""
 
 import asyncio
 import os
 import socket
 
 from penstock import tracing
-from penstock.cli.service import metrics_shown, run_until_signalled, say_ready
+from penstock.cli.service import print_ready, run_until_signalled, serve_metrics
 from penstock.clock import SYSTEM
 from penstock.follow.follower import ScanFollower
 from penstock.follow.source import ScanSource
@@ -22,26 +22,26 @@ from penstock.kv.lease import Lease
 from penstock.settings import Settings
 from penstock.spark.session import LateSession
 from penstock.spark.shipping import for_executors
-from penstock.verify.schedule import ScheduledCare, verify_on_schedule
+from penstock.verify.schedule import verify_on_schedule
 
 __all__ = ["serve"]
 
 
 def serve(settings: Settings) -> None:
-    """Run jobs until SIGTERM or SIGINT; iterations that are under way then are canceled.
+    """Run jobs until SIGTERM or SIGINT, then cancel running iterations.
 
-    Prints one line of JSON when it is ready. Spark is started when the first iteration needs it.
+    Prints one line of JSON once it is ready. Spark starts when the first iteration needs it.
     """
     shared = for_executors(settings)
     session = LateSession(shared, app_name="penstock-jobs")
     try:
-        with metrics_shown(settings.metrics_addr) as shown:
-            run_until_signalled(_run(shared, session, shown))
+        with serve_metrics(settings.metrics_addr) as metrics:
+            run_until_signalled(_run(shared, session, metrics))
     finally:
         session.stop()
 
 
-async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) -> None:
+async def _run(settings: Settings, session: LateSession, metrics: dict[str, str]) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
         log = JobLog(Client(client))
@@ -56,10 +56,10 @@ async def _run(settings: Settings, session: LateSession, shown: dict[str, str]) 
                 feed=LogFeed(log, settings),
                 source=source,
                 open_scheduler=lambda on_end: _scheduler(settings, log, source, session, on_end),
-                side_tasks=[verify_on_schedule(ScheduledCare(log, source, settings))],
+                side_tasks=[verify_on_schedule(log, source, settings)],
             )
             _, jobs = await asyncio.to_thread(log.read_all)
-            say_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | shown)
+            print_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | metrics)
             with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="jobs"):
                 await runner.run()
 

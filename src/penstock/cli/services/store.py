@@ -1,4 +1,4 @@
-"""`penstock store`: the embedded store in the foreground."""
+"""`penstock store`: run the embedded store in the foreground."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import settings as settings_
-from penstock.cli.service import metrics_shown, say_ready
+from penstock.cli.service import print_ready, serve_metrics
 from penstock.errors import Invalid
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """What the command line says; None leaves the settings file's value, or the default."""
+    """The options of the command; None keeps the value of the settings file, or the default."""
 
     pd_addr: str | None = None
     data: Path | None = None
@@ -33,7 +33,7 @@ class StoreOptions:
 
 
 def store_settings(options: StoreOptions) -> StoreSettings:
-    """Put the command line over the settings file; raise Invalid for a value that is refused."""
+    """Return the store's settings of the file, overridden by the options; raise Invalid for a wrong value."""
     file = settings_.load(options.config) if options.config is not None else Settings()
     given: dict[str, Any] = {
         "pd_addr": options.pd_addr,
@@ -55,12 +55,12 @@ def _tls(options: StoreOptions) -> dict[str, Path | None] | None:
 
 
 async def serve(settings: StoreSettings, *, metrics_addr: str | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; print one line of JSON with the addresses when ready."""
-    with metrics_shown(metrics_addr) as shown:
-        await _serve(settings, shown)
+    """Serve until SIGTERM or SIGINT; print one line of JSON with the addresses once ready."""
+    with serve_metrics(metrics_addr) as metrics:
+        await _serve(settings, metrics)
 
 
-async def _serve(settings: StoreSettings, shown: dict[str, str]) -> None:
+async def _serve(settings: StoreSettings, metrics: dict[str, str]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -68,7 +68,7 @@ async def _serve(settings: StoreSettings, shown: dict[str, str]) -> None:
     cluster = await Cluster.start(settings)
     try:
         ready = {"cluster_id": cluster.cluster_id, "pd": cluster.pd_addr, "stores": cluster.store_addrs}
-        say_ready(ready | shown)
+        print_ready(ready | metrics)
         _log.info("store is ready", extra={"pd_addr": cluster.pd_addr, "data": str(settings.data)})
         await stopping.wait()
     finally:

@@ -1,4 +1,4 @@
-"""What `penstock up` says: on a terminal for people, elsewhere as log lines."""
+"""What `penstock up` shows: coloured lines on a terminal, log lines elsewhere."""
 
 import json
 import logging
@@ -11,137 +11,139 @@ from rich.markup import escape
 
 from penstock.control.part_states import PartKind, PartStatus, UpStates
 
-__all__ = ["Display", "LogDisplay", "TerminalDisplay", "marked", "pass_on", "summary"]
+__all__ = ["Display", "LogDisplay", "TerminalDisplay", "forward_line", "mark_line", "ready_summary"]
 
 _log = logging.getLogger("penstock.up")
 
 
 class Display(Protocol):
-    """Who tells people what happens to the parts. Called on the event loop, one call at a time."""
+    """Shows what happens to the parts. Called on the event loop, one call at a time."""
 
-    def starting(self, states: UpStates) -> None:
-        """Parts are about to be started."""
+    def show_starting(self, states: UpStates) -> None:
+        """Show that the parts are about to be started."""
 
-    def ready(self, part: PartStatus, took_s: float) -> None:
-        """A part has become ready."""
+    def show_ready(self, part: PartStatus, took_s: float) -> None:
+        """Show that a part has become ready."""
 
-    def ended(self, part: PartStatus, wait_s: float, *, news: bool) -> None:
-        """A part ended and is started again after a wait; `news` when its reason is another than before."""
+    def show_exit(self, part: PartStatus, wait_s: float, *, new_reason: bool) -> None:
+        """Show that a part ended and will be restarted; `new_reason` when its error is a new one."""
 
-    def everything_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
-        """Every part was ready; said once."""
+    def show_all_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
+        """Show that every part has been ready. Called once."""
 
-    def stopping(self) -> None:
-        """All parts are asked to end."""
+    def show_stopping(self) -> None:
+        """Show that all parts are told to end."""
 
-    def killed(self, part: PartStatus) -> None:
-        """A part did not end in time."""
+    def show_kill(self, part: PartStatus) -> None:
+        """Show that a part did not end in time and is killed."""
 
-    def stopped(self) -> None:
-        """All parts have ended."""
+    def show_stopped(self) -> None:
+        """Show that all parts have ended."""
 
 
 def _names(states: UpStates) -> str:
     return ", ".join(part.name for part in states.parts)
 
 
-def summary(states: UpStates, pd_addrs: tuple[str, ...]) -> dict[str, object]:
-    """Where everything is."""
-    found: dict[str, object] = {"pd": list(pd_addrs)}
+def ready_summary(states: UpStates, pd_addrs: tuple[str, ...]) -> dict[str, object]:
+    """Return the addresses of the cluster, the API and every part."""
+    summary: dict[str, object] = {"pd": list(pd_addrs)}
     for part in states.parts:
         if part.kind is PartKind.API and part.addr is not None:
-            found["api"] = part.addr
-    return {**found, "parts": {part.name: part.addr for part in states.parts}}
+            summary["api"] = part.addr
+    return {**summary, "parts": {part.name: part.addr for part in states.parts}}
 
 
 class LogDisplay:
-    """Log lines; when everything is ready, one line of JSON on standard output for who started it."""
+    """Writes log lines. With `announce`, prints one line of JSON once everything is ready."""
 
     def __init__(self, *, announce: bool = False) -> None:
         self._announce = announce
 
-    def starting(self, states: UpStates) -> None:
-        """See Display."""
+    def show_starting(self, states: UpStates) -> None:
+        """Log the names of the parts."""
         _log.info("starting", extra={"parts": _names(states)})
 
-    def ready(self, part: PartStatus, took_s: float) -> None:
-        """See Display."""
+    def show_ready(self, part: PartStatus, took_s: float) -> None:
+        """Log the part with its address and the time it took."""
         facts = {"part": part.name, "pid": part.pid, "addr": part.addr, "took_s": round(took_s, 2)}
         _log.info("part is ready", extra={key: value for key, value in facts.items() if value is not None})
 
-    def ended(self, part: PartStatus, wait_s: float, *, news: bool) -> None:
-        """See Display."""
+    def show_exit(self, part: PartStatus, wait_s: float, *, new_reason: bool) -> None:
+        """Log an error; at debug level when the reason is the same as before."""
         facts = {"part": part.name, "error": part.error, "again_s": wait_s, "restarts": part.restarts}
-        _log.log(logging.ERROR if news else logging.DEBUG, "part ended; it is started again", extra=facts)
+        _log.log(
+            logging.ERROR if new_reason else logging.DEBUG, "part ended and will be restarted", extra=facts
+        )
 
-    def everything_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
-        """See Display."""
-        found = summary(states, pd_addrs)
-        facts = {"pd": ",".join(pd_addrs), **({"pages": found["api"]} if "api" in found else {})}
+    def show_all_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
+        """Log the addresses, and print them as JSON when announcing."""
+        summary = ready_summary(states, pd_addrs)
+        facts = {"pd": ",".join(pd_addrs), **({"pages": summary["api"]} if "api" in summary else {})}
         _log.info("everything is ready", extra=facts)
         if self._announce:
-            with suppress(BrokenPipeError):  # nobody has to read it
-                print(json.dumps(found), flush=True)
+            with suppress(BrokenPipeError):  # the starter need not read it
+                print(json.dumps(summary), flush=True)
 
-    def stopping(self) -> None:
-        """See Display."""
+    def show_stopping(self) -> None:
+        """Log it."""
         _log.info("stopping all parts")
 
-    def killed(self, part: PartStatus) -> None:
-        """See Display."""
+    def show_kill(self, part: PartStatus) -> None:
+        """Log a warning."""
         _log.warning("part did not end in time and is killed", extra={"part": part.name})
 
-    def stopped(self) -> None:
-        """See Display."""
+    def show_stopped(self) -> None:
+        """Log it."""
         _log.info("all parts have stopped")
 
 
 class TerminalDisplay:
-    """A line for each thing that happens, in colours where there are any."""
+    """Prints a line for each event, in colours where the terminal has them."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
 
-    def starting(self, states: UpStates) -> None:
-        """See Display."""
+    def show_starting(self, states: UpStates) -> None:
+        """Print the names of the parts."""
         self._console.print(f"starting {_names(states)}")
 
-    def ready(self, part: PartStatus, took_s: float) -> None:
-        """See Display."""
+    def show_ready(self, part: PartStatus, took_s: float) -> None:
+        """Print the part with its address and the time it took."""
         where = f"  {escape(part.addr)}" if part.addr else ""
         again = f", start {part.restarts + 1}" if part.restarts else ""
         self._console.print(f"[green]✓[/] {part.name:<12} ready{where}  [dim]{took_s:.1f} s{again}[/]")
 
-    def ended(self, part: PartStatus, wait_s: float, *, news: bool) -> None:
-        """See Display."""
-        if news:
-            line = f"[red]✗[/] {part.name:<12} {escape(part.error)}  [dim]again in {wait_s:g} s[/]"
+    def show_exit(self, part: PartStatus, wait_s: float, *, new_reason: bool) -> None:
+        """Print the error; nothing when the reason is the same as before."""
+        if new_reason:
+            line = f"[red]✗[/] {part.name:<12} {escape(part.error)}  [dim]restarts in {wait_s:g} s[/]"
             self._console.print(line)
 
-    def everything_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
-        """See Display."""
-        found = summary(states, pd_addrs)
+    def show_all_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
+        """Print the addresses of the pages and the cluster."""
+        summary = ready_summary(states, pd_addrs)
         self._console.print()
-        if "api" in found:
-            self._console.print(f"  pages             [bold]{escape(str(found['api']))}[/]")
+        if "api" in summary:
+            self._console.print(f"  pages             [bold]{escape(str(summary['api']))}[/]")
         self._console.print(f"  placement driver  {escape(', '.join(pd_addrs))}")
         self._console.print("  [dim]Ctrl-C stops everything.[/]\n")
 
-    def stopping(self) -> None:
-        """See Display."""
-        self._console.print("\nstopping; Ctrl-C again ends everything at once")
+    def show_stopping(self) -> None:
+        """Print it, with how to end at once."""
+        self._console.print("\nstopping; press Ctrl-C again to kill everything at once")
 
-    def killed(self, part: PartStatus) -> None:
-        """See Display."""
+    def show_kill(self, part: PartStatus) -> None:
+        """Print a warning."""
         self._console.print(f"[yellow]![/] {part.name:<12} did not end in time and is killed")
 
-    def stopped(self) -> None:
-        """See Display."""
+    def show_stopped(self) -> None:
+        """Print it."""
         self._console.print("[green]✓[/] stopped")
 
 
-def marked(part: str, line: str, log_format: str) -> str:
-    """A line that a part wrote, with the part's name: before it, or in it where it is JSON."""
+def mark_line(part: str, line: str, log_format: str) -> str:
+    """Return a line of a part with the part's name: before a text line, as a field in a line of JSON."""
     if log_format != "json":
         return f"{part:<11} | {line}"
     name = json.dumps(part)
@@ -150,8 +152,8 @@ def marked(part: str, line: str, log_format: str) -> str:
     return f'{{"part": {name}, "message": {json.dumps(line)}}}'
 
 
-def pass_on(part: str, line: str, log_format: str) -> None:
-    """Write a line of a part to standard error, whole."""
-    with suppress(OSError, ValueError):  # nobody has to read it
-        sys.stderr.write(marked(part, line, log_format) + "\n")
+def forward_line(part: str, line: str, log_format: str) -> None:
+    """Write a line of a part to standard error, in one write."""
+    with suppress(OSError, ValueError):  # standard error may be closed
+        sys.stderr.write(mark_line(part, line, log_format) + "\n")
         sys.stderr.flush()

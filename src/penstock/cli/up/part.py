@@ -1,7 +1,7 @@
 """A part of `penstock up`, as its supervisor starts it: `python -m penstock.cli.up.part NAME`.
 
-Its order comes by standard input, which stays open for as long as it should run: the end of input means to
-stop, so that nothing outlives a supervisor that was killed. A supervisor that lives says so by a line before.
+Its configuration comes on standard input, which stays open while the part should run. The end of input means
+to stop, so that no part outlives a supervisor that was killed. A live supervisor writes a line before it.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import sys
 import threading
 
 from penstock import process
-from penstock import process as arrowmemory
 from penstock.cli.up.parts import STOP, ServiceConfig
 from penstock.clock import SYSTEM
 from penstock.control.part_states import PartKind
@@ -22,25 +21,25 @@ __all__ = ["main"]
 
 _INPUT = 0
 _CHUNK_BYTES = 1 << 16
-_HEAD_START_S = 3.0
-"""Of the others before the store ends, when no supervisor sees to that any more."""
+_STORE_DELAY_S = 3.0
+"""Seconds that the store waits for the other parts to end first, when the supervisor is gone."""
 
 
 def main() -> None:
     """Run a part until its input ends; an error is one line on standard error and exit code 2."""
-    arrowmemory.prepare()
+    process.prepare_arrow_memory()
     try:
-        order = ServiceConfig.parse(_read_line())
-        process.configure(style=order.log_format, level=order.log_level)
-        threading.Thread(target=_stop_at_end_of_input, args=(order,), daemon=True).start()
-        _serve(order.kind, order.settings)
+        config = ServiceConfig.parse(_read_line())
+        process.configure_logs(style=config.log_format, level=config.log_level)
+        threading.Thread(target=_stop_at_end_of_input, args=(config,), daemon=True).start()
+        _serve(config.kind, config.settings)
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)
 
 
 def _serve(kind: PartKind, settings: Settings) -> None:
-    """Serve in the foreground until SIGTERM; each part brings in what it needs, and no more."""
+    """Serve in the foreground until SIGTERM. Each part imports only what it needs."""
     match kind:
         case PartKind.STORE:
             from penstock.cli.services import store
@@ -65,25 +64,25 @@ def _serve(kind: PartKind, settings: Settings) -> None:
 
 
 def _read_line() -> bytes:
-    """The first line of input. Not through sys.stdin, whose lock a waiting thread would keep at the end."""
-    found = b""
-    while not found.endswith(b"\n") and (chunk := os.read(_INPUT, _CHUNK_BYTES)):
-        found += chunk
-    return found
+    """Read the first line of input. It avoids sys.stdin, whose lock the waiting thread would hold at exit."""
+    line = b""
+    while not line.endswith(b"\n") and (chunk := os.read(_INPUT, _CHUNK_BYTES)):
+        line += chunk
+    return line
 
 
-def _stop_at_end_of_input(order: ServiceConfig) -> None:
-    """On a thread: ask the service to end as a person would; see to its end when it does not come."""
-    asked = b""
+def _stop_at_end_of_input(config: ServiceConfig) -> None:
+    """Run on a thread: at the end of input send SIGTERM to the service; kill it when it does not end."""
+    rest = b""
     while chunk := os.read(_INPUT, _CHUNK_BYTES):
-        asked += chunk
-    if asked != STOP and order.kind is PartKind.STORE:
-        SYSTEM.pause(_HEAD_START_S)
+        rest += chunk
+    if rest != STOP and config.kind is PartKind.STORE:
+        SYSTEM.pause(_STORE_DELAY_S)
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGTERM)
-    SYSTEM.pause(order.settings.up.stop_s)
-    if os.getpgrp() == os.getpid():  # with what it started; the group is its own under a supervisor
+    SYSTEM.pause(config.settings.up.stop_s)
+    if os.getpgrp() == os.getpid():  # under a supervisor it leads its group: kill what it started too
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""One part as a process: started with an order, ready when it says so, stopped by the end of its input."""
+"""One part as a process: gets its configuration, reports when it is ready, stops when its input ends."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,12 @@ from penstock.clock import SYSTEM, Clock
 __all__ = ["PartProcess", "ProcessExit"]
 
 _LINE_BYTES = 1 << 16
-_LOOK_S = 0.02
-_LEFTOVERS_S = 10.0
-"""How long what a part started itself (a Java machine) may outlive it."""
-_LAST_WORDS = "penstock: "
-"""How a part begins the line that says why it cannot go on."""
-_WORDS_CHARS = 500
+_POLL_S = 0.02
+_DESCENDANTS_S = 10.0
+"""Seconds that processes of a part, such as a Java machine, may outlive it."""
+_ERROR_PREFIX = "penstock: "
+"""The prefix of the line with the error that ended a part."""
+_ERROR_CHARS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,52 +31,52 @@ class ProcessExit:
 
     code: int
     """Its exit code; below zero, the signal that ended it."""
-    words: str
-    """Why, as it said itself, or else the last line that it wrote to standard error."""
+    error: str
+    """Its error message, or else the last line that it wrote to standard error."""
 
     def __str__(self) -> str:
         if self.code < 0:
             return f"was killed by {_signal_name(-self.code)}"
         if self.code == 0:
-            return "ended, though nobody asked it to"
-        return self.words or f"ended with exit code {self.code}"
+            return "ended without being stopped"
+        return self.error or f"ended with exit code {self.code}"
 
 
 class PartProcess:
-    """A process of its own session, so that Ctrl-C does not reach it. Made by `start`, on an event loop.
+    """A process in a session of its own, so that Ctrl-C does not reach it. Create it with `start` on a loop.
 
-    Its input stays open until `stop`, or until this process is gone: that ends it in either case. `on_line`
-    gets what it writes, from other threads; what it says of its own end is kept in `ProcessExit` instead.
+    Its input stays open until `stop`, or until this process ends; the end of input ends it. `on_line` gets
+    its output, from other threads; the error that ended it goes to `ProcessExit` instead.
     """
 
     def __init__(
-        self, child: "subprocess.Popen[bytes]", order: bytes, on_line: Callable[[str], None], clock: Clock
+        self, child: "subprocess.Popen[bytes]", config: bytes, on_line: Callable[[str], None], clock: Clock
     ) -> None:
         self._child = child
-        self._order = order
+        self._config = config
         self._on_line = on_line
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()
         self._ended: asyncio.Future[ProcessExit] = self._loop.create_future()
-        self._told = threading.Event()
-        self._said_ready = False
-        self._reason = self._last_line = ""
+        self._config_sent = threading.Event()
+        self._is_ready = False
+        self._error = self._last_line = ""
         self.pid = child.pid
         assert child.stdout is not None
         assert child.stderr is not None
         self._readers = [
-            threading.Thread(target=self._read, args=(child.stdout, self._hear), daemon=True),
-            threading.Thread(target=self._read, args=(child.stderr, self._note), daemon=True),
+            threading.Thread(target=self._read_lines, args=(child.stdout, self._take_output), daemon=True),
+            threading.Thread(target=self._read_lines, args=(child.stderr, self._take_error), daemon=True),
         ]
-        for thread in (*self._readers, threading.Thread(target=self._attend, daemon=True)):
+        for thread in (*self._readers, threading.Thread(target=self._supervise, daemon=True)):
             thread.start()
 
     @classmethod
     def start(
-        cls, command: Sequence[str], order: bytes, on_line: Callable[[str], None], *, clock: Clock = SYSTEM
+        cls, command: Sequence[str], config: bytes, on_line: Callable[[str], None], *, clock: Clock = SYSTEM
     ) -> "PartProcess":
-        """Start a command. Raises OSError when the machine cannot."""
+        """Start a command and send it its configuration. Raises OSError when it cannot be started."""
         child = subprocess.Popen(  # noqa: S603 - our own parts
             command,
             stdin=subprocess.PIPE,
@@ -84,25 +84,25 @@ class PartProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        return cls(child, order, on_line, clock)
+        return cls(child, config, on_line, clock)
 
-    async def ready(self) -> dict[str, Any] | None:
-        """What it printed when it became ready; None when it ended before."""
+    async def wait_ready(self) -> dict[str, Any] | None:
+        """Wait until it is ready; return what it printed then, or None when it ended before."""
         return await asyncio.shield(self._ready)
 
-    async def ended(self) -> ProcessExit:
-        """Wait until it, and what it started, is gone."""
+    async def wait_exit(self) -> ProcessExit:
+        """Wait until the process and its descendants have ended."""
         return await asyncio.shield(self._ended)
 
     def stop(self) -> None:
-        """Ask it to end, and to take its time; may be called again."""
-        if self._told.is_set():
+        """Tell it to end in an orderly way. A second call does nothing."""
+        if self._config_sent.is_set():
             self._end_input()
-        else:  # somebody still writes to the pipe, and the process has not begun
+        else:  # its configuration is still being sent, so it has not begun
             self.kill()
 
     def kill(self) -> None:
-        """End it at once, with what it started."""
+        """Kill the process and its descendants."""
         if not self._ended.done():
             self._signal_group(signal.SIGKILL)
 
@@ -112,89 +112,89 @@ class PartProcess:
         if pipe.closed:
             return
         os.set_blocking(pipe.fileno(), False)
-        with contextlib.suppress(OSError):  # it has ended, or has not even read its order
+        with contextlib.suppress(OSError):  # it has ended, or has not read its configuration
             os.write(pipe.fileno(), STOP)
         with contextlib.suppress(OSError):
             pipe.close()
 
     def _signal_group(self, number: int) -> bool:
-        """Signal the process and those it started; whether there was one."""
+        """Signal the process and its descendants; return whether there was one."""
         try:
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # gone, or a number that is somebody else's by now
+        except (ProcessLookupError, PermissionError):  # gone, or the id belongs to another process now
             return False
         return True
 
-    def _attend(self) -> None:
-        """On a thread: hand over the order, wait for the end, see to what is left."""
-        with contextlib.suppress(OSError):  # it has ended already, and says why
-            self._hand_over()
-        self._told.set()
+    def _supervise(self) -> None:
+        """Run on a thread: send the configuration, wait for the exit and for the descendants."""
+        with contextlib.suppress(OSError):  # it has ended already; its exit says why
+            self._send_config()
+        self._config_sent.set()
         code = self._child.wait()
-        self._see_to_leftovers()
+        self._wait_for_descendants()
         for reader in self._readers:
-            reader.join(_LEFTOVERS_S)  # somebody in another session may hold the pipe open
-        ending = ProcessExit(code, self._reason or self._last_line)
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._end, ending)
+            reader.join(_DESCENDANTS_S)  # a process in another session may hold the pipe open
+        exited = ProcessExit(code, self._error or self._last_line)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
+            self._loop.call_soon_threadsafe(self._finish, exited)
 
-    def _hand_over(self) -> None:
+    def _send_config(self) -> None:
         assert self._child.stdin is not None
-        pipe, rest = self._child.stdin.fileno(), self._order
+        pipe, rest = self._child.stdin.fileno(), self._config
         while rest:
             rest = rest[os.write(pipe, rest) :]
-        self._order = b""
+        self._config = b""  # it has secrets
 
-    def _see_to_leftovers(self) -> None:
-        patience = self._clock.monotonic() + _LEFTOVERS_S
+    def _wait_for_descendants(self) -> None:
+        deadline = self._clock.monotonic() + _DESCENDANTS_S
         while self._signal_group(0):
-            with contextlib.suppress(ChildProcessError):  # in a container they may have become our children
+            with contextlib.suppress(ChildProcessError):  # in a container they may be our children now
                 os.waitpid(-self.pid, os.WNOHANG)
-            if self._clock.monotonic() > patience:
+            if self._clock.monotonic() > deadline:
                 self._signal_group(signal.SIGKILL)
                 return
-            self._clock.pause(_LOOK_S)
+            self._clock.pause(_POLL_S)
 
-    def _end(self, ending: ProcessExit) -> None:
+    def _finish(self, exited: ProcessExit) -> None:
         self._end_input()
         if not self._ready.done():
             self._ready.set_result(None)
-        self._ended.set_result(ending)
+        self._ended.set_result(exited)
 
-    def _read(self, stream: IO[bytes], take: Callable[[str], None]) -> None:
+    def _read_lines(self, stream: IO[bytes], take: Callable[[str], None]) -> None:
         with stream:
             while line := stream.readline(_LINE_BYTES):
                 take(line.decode(errors="replace").rstrip("\r\n"))
 
-    def _hear(self, line: str) -> None:
-        """A line of standard output: the first object in JSON says that it is ready."""
-        said = None if self._said_ready else _object(line)
-        if said is None:
+    def _take_output(self, line: str) -> None:
+        """Take a line of standard output; the first JSON object means that the part is ready."""
+        ready = None if self._is_ready else _parse_object(line)
+        if ready is None:
             self._on_line(line)
             return
-        self._said_ready = True
+        self._is_ready = True
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._be_ready, said)
+            self._loop.call_soon_threadsafe(self._set_ready, ready)
 
-    def _be_ready(self, said: dict[str, Any]) -> None:
+    def _set_ready(self, ready: dict[str, Any]) -> None:
         if not self._ready.done():
-            self._ready.set_result(said)
+            self._ready.set_result(ready)
 
-    def _note(self, line: str) -> None:
-        """A line of standard error."""
-        if line.startswith(_LAST_WORDS):
-            self._reason = line.removeprefix(_LAST_WORDS)[:_WORDS_CHARS]
+    def _take_error(self, line: str) -> None:
+        """Take a line of standard error; keep the part's own error, and pass other lines on."""
+        if line.startswith(_ERROR_PREFIX):
+            self._error = line.removeprefix(_ERROR_PREFIX)[:_ERROR_CHARS_MAX]
             return
-        self._last_line = line.strip()[:_WORDS_CHARS] or self._last_line
+        self._last_line = line.strip()[:_ERROR_CHARS_MAX] or self._last_line
         self._on_line(line)
 
 
-def _object(line: str) -> dict[str, Any] | None:
+def _parse_object(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _signal_name(number: int) -> str:

@@ -1,6 +1,6 @@
-"""What the supervisor does next: which parts to start, when to start one again, which to stop first.
+"""Decides what the supervisor does next: which parts to start, when to restart one, which to stop first.
 
-Pure: time is an argument, in seconds that never go back, and processes are the caller's.
+Pure: time is an argument, in monotonic seconds, and the caller runs the processes.
 """
 
 from collections.abc import Mapping
@@ -10,113 +10,123 @@ from enum import IntEnum
 from penstock.retry import BackoffPolicy
 from penstock.settings import UpSettings
 
-__all__ = ["Again", "Rank", "Supervision"]
+__all__ = ["Rank", "Restart", "Supervision"]
 
 
 class Rank(IntEnum):
-    """The order of parts: a part begins after those of lower ranks, and ends before them."""
+    """The order of parts: a part starts after those of lower ranks, and stops before them."""
 
     STORE = 0
-    """Everybody needs it: nothing else begins before it was ready once."""
+    """Every part needs it: nothing else starts before it has been ready once."""
     CAPTURE = 1
-    """Others begin once it was ready, or could not be: pages that tell why are better than none."""
+    """Later ranks start once it has been ready or has failed once, so that the pages can show the error."""
     REST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """A part ended, and is to be started again."""
+class Restart:
+    """A part ended and is restarted after `wait_s`."""
 
     wait_s: float
-    news: bool
-    """Whether it ended for another reason than the last time."""
+    new_reason: bool
+    """Whether its error differs from that of the last time."""
 
 
 @dataclass(slots=True)
-class _Life:
+class _PartRecord:
+    """What is known of one part."""
+
     rank: Rank
-    alive: bool = False
+    running: bool = False
     ready_at: float | None = None
-    """Of this life."""
-    begun: bool = False
+    """When the current process became ready."""
+    was_started: bool = False
     was_ready: bool = False
-    ends: int = 0
-    """In a row, without a steady life in between."""
+    failures: int = 0
+    """Exits in a row, without a steady run between them."""
     error: str = ""
-    due_at: float = 0.0
+    start_at: float = 0.0
+    """Not to be started before this time."""
 
 
 class Supervision:
-    """All parts of a deployment.
+    """The parts of a deployment.
 
-    A part that ends is started again after a wait, which doubles with each end up to a limit, until it has
-    been ready for `steady_s` at a stretch. After `stop` nothing is started any more.
+    A part that ends is restarted after a delay, which doubles with each exit up to a limit. The delay is
+    reset once the part has been ready for `steady_s` without an exit. After `stop` no part is started.
     """
 
     def __init__(self, ranks: Mapping[str, Rank], settings: UpSettings) -> None:
-        self._lives = {name: _Life(rank) for name, rank in sorted(ranks.items(), key=lambda item: item[1])}
+        self._records = {
+            name: _PartRecord(rank) for name, rank in sorted(ranks.items(), key=lambda item: item[1])
+        }
         self._steady_s = settings.steady_s
         self._backoff = BackoffPolicy(base_s=settings.backoff_s, cap_s=settings.backoff_max_s)
         self.stopping = False
 
     @property
     def all_were_ready(self) -> bool:
-        """Whether every part was ready at some time."""
-        return all(life.was_ready for life in self._lives.values())
+        """Whether every part has been ready at least once."""
+        return all(record.was_ready for record in self._records.values())
 
-    def due(self, now: float) -> list[str]:
-        """Parts to start now, first things first; `began` is called for each."""
-        return [name for name, life in self._lives.items() if self._may_begin(life) and life.due_at <= now]
+    def due_parts(self, now: float) -> list[str]:
+        """Return the parts to start now, in start order. Call `record_start` for each."""
+        return [
+            name
+            for name, record in self._records.items()
+            if self._may_start(record) and record.start_at <= now
+        ]
 
-    def next_at(self) -> float | None:
-        """When a part is due next if nothing happens until then; None: never."""
-        return min((life.due_at for life in self._lives.values() if self._may_begin(life)), default=None)
+    def next_start_at(self) -> float | None:
+        """Return when the next part is due if nothing happens until then; None when none is."""
+        starts = (record.start_at for record in self._records.values() if self._may_start(record))
+        return min(starts, default=None)
 
-    def began(self, name: str) -> None:
-        """A part was started."""
-        life = self._lives[name]
-        assert not life.alive, "a part runs once at a time"
-        life.alive = life.begun = True
-        life.ready_at = None
+    def record_start(self, name: str) -> None:
+        """Record that a part was started."""
+        record = self._records[name]
+        assert not record.running, "a part runs once at a time"
+        record.running = record.was_started = True
+        record.ready_at = None
 
-    def ready(self, name: str, now: float) -> None:
-        """A part has said that it is ready."""
-        life = self._lives[name]
-        assert life.alive, "only what runs can be ready"
-        life.ready_at = now
-        life.was_ready = True
+    def record_ready(self, name: str, now: float) -> None:
+        """Record that a part has become ready."""
+        record = self._records[name]
+        assert record.running, "only a running part can be ready"
+        record.ready_at = now
+        record.was_ready = True
 
-    def ended(self, name: str, now: float, error: str) -> Again | None:
-        """A part ended; when it is to be started again, or None when it was to end."""
-        life = self._lives[name]
-        assert life.alive, "only what runs can end"
-        life.alive = False
+    def record_exit(self, name: str, now: float, error: str) -> Restart | None:
+        """Record that a part has ended; return when to restart it, or None while stopping."""
+        record = self._records[name]
+        assert record.running, "only a running part can end"
+        record.running = False
         if self.stopping:
             return None
-        if life.ready_at is not None and now - life.ready_at >= self._steady_s:
-            life.ends, life.error = 0, ""
-        life.ends += 1
-        wait_s = self._backoff.delay_s(life.ends)
-        life.due_at = now + wait_s
-        news = error != life.error
-        life.error = error
-        return Again(wait_s, news)
+        if record.ready_at is not None and now - record.ready_at >= self._steady_s:
+            record.failures, record.error = 0, ""
+        record.failures += 1
+        wait_s = self._backoff.delay_s(record.failures)
+        record.start_at = now + wait_s
+        new_reason = error != record.error
+        record.error = error
+        return Restart(wait_s, new_reason)
 
     def stop(self) -> None:
-        """Everything is to end: see `stoppable`."""
+        """Start no more parts. `stoppable_parts` then says which to stop first."""
         self.stopping = True
 
-    def stoppable(self) -> list[str]:
-        """Parts that run and may end now: those that nothing else that runs depends on."""
-        alive = {name: life.rank for name, life in self._lives.items() if life.alive}
-        last = max(alive.values(), default=None)
-        return [name for name, rank in alive.items() if rank == last]
+    def stoppable_parts(self) -> list[str]:
+        """Return the running parts of the highest rank: no other running part depends on them."""
+        running = {name: record.rank for name, record in self._records.items() if record.running}
+        last = max(running.values(), default=None)
+        return [name for name, rank in running.items() if rank == last]
 
-    def _may_begin(self, life: _Life) -> bool:
-        if life.alive or self.stopping:
+    def _may_start(self, record: _PartRecord) -> bool:
+        if record.running or self.stopping:
             return False
-        return life.begun or all(
-            other.was_ready or (other.ends > 0 and other.rank is not Rank.STORE)
-            for other in self._lives.values()
-            if other.rank < life.rank
+        return record.was_started or all(
+            other.was_ready or (other.failures > 0 and other.rank is not Rank.STORE)
+            for other in self._records.values()
+            if other.rank < record.rank
         )

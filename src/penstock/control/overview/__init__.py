@@ -1,1 +1,1 @@
-"""The state of a deployment: gathered from its parts, explained for people."""
+"""The state of a deployment: gathered from its parts, with what holds it back and what is wrong."""

@@ -1,4 +1,4 @@
-"""What is known of a deployment at one moment, before anybody judges it. Values only."""
+"""The facts about a deployment at one moment, from which the overview is built. Values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,22 +17,25 @@ from penstock.verify.results import LastVerification
 __all__ = ["SLOW_S", "CaptureFact", "Facts", "FeedFact", "JobFact", "TableFact", "behind_s"]
 
 SLOW_S = 2.0
-"""From how far behind something is explained."""
+"""Above this lag the overview explains what holds a thing back."""
 
 
 def behind_s(now_ts: int, ts: int) -> float:
-    """How many seconds a timestamp lies before another."""
+    """Return by how many seconds `ts` is before `now_ts`; 0 when it is not."""
     return max(0, physical_ms(now_ts) - physical_ms(ts)) / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFact:
-    """A table, and how far captures have it; 0 and nobody where none does, or not all of its partitions."""
+    """A table, and up to where captures have it.
+
+    Unless captures have all of its partitions, `captures` is empty and the timestamps are 0.
+    """
 
     schema: SchemaVersion
     account: str
     wanted: bool = True
-    """Whether captures are told to have it, as far as the settings here say."""
+    """Whether the settings here tell captures to capture it."""
     captures: tuple[str, ...] = ()
     readable_ts: int = 0
     changed_ts: int = 0
@@ -41,28 +44,28 @@ class TableFact:
 
     @property
     def id(self) -> int:
-        """Its (logical) id."""
+        """Its logical id."""
         return self.schema.table.id
 
     @property
     def name(self) -> str:
-        """database.table."""
+        """Its name as database.table."""
         return self.schema.name
 
     @property
     def captured(self) -> bool:
-        """Whether somebody has it, be it that its first rows are still being read."""
+        """Whether captures have it, even if they are still reading its first rows."""
         return bool(self.captures)
 
     @property
     def stored_ts(self) -> int:
-        """Every change up to it is in objects, as far as there are any."""
+        """Every change up to this timestamp is in objects of the event store."""
         return self.readable_ts if self.changed_ts <= self.flushed_ts else self.flushed_ts
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureFact:
-    """A capture whose lease runs; `error` says why it does not answer."""
+    """A capture with a live lease; `error` says why it does not answer."""
 
     id: str
     addr: str
@@ -71,7 +74,7 @@ class CaptureFact:
 
 @dataclass(frozen=True, slots=True)
 class FeedFact:
-    """A changefeed; `run_by` is empty while nobody runs it."""
+    """A changefeed; `run_by` is empty while no process runs it."""
 
     feed: ChangefeedRecord
     run_by: str = ""
@@ -85,12 +88,12 @@ class JobFact:
     job: Job
     freshness: Freshness
     verified: LastVerification | None = None
-    """What was found when its target was last compared with its source."""
+    """The last comparison of its target with its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything. What could not be found out is empty here, and named in `unknown` with the reason."""
+    """All facts. What could not be read is empty here, and in `unknown` with the reason."""
 
     now_ts: int
     tables: tuple[TableFact, ...] = ()
@@ -98,18 +101,18 @@ class Facts:
     feeds: tuple[FeedFact, ...] = ()
     jobs: tuple[JobFact, ...] = ()
     runner: str = ""
-    """Who runs jobs; empty: nobody."""
+    """The process that runs jobs; empty when there is none."""
     parts: tuple[PartStatus, ...] | None = None
-    """What `penstock up` says that it runs; None: it does not run here."""
+    """The parts that `penstock up` runs; None when it does not run here."""
     cluster_error: str = ""
-    """Why the cluster does not answer: then all of the above is empty but for the parts."""
+    """Why the cluster does not answer. Then everything above but the parts is empty."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     """Parts whose metrics could not be read."""
     flush_interval_s: float = 60.0
-    """How long rows wait in a capture before they become objects."""
-    scarce: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that are free in folders with little room, by the settings that name them."""
+    """Seconds that rows wait in a capture before they become objects."""
+    low_disks: Mapping[str, int] = field(default_factory=dict)
+    """Free bytes of folders that are almost full, by the settings key of the folder."""
     locks: Mapping[int, HoldingLock] = field(default_factory=dict)
-    """By table, those that hold it back; of the slowest tables only."""
+    """The lock that holds a table back, by table id; for the slowest tables only."""
     growth: Growth = field(default_factory=Growth)

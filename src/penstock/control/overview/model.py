@@ -1,4 +1,4 @@
-"""A deployment at one moment, as `penstock status`, the API and the pages show it."""
+"""The overview of a deployment as `penstock status`, the API and the pages show it: models only."""
 
 from enum import StrEnum
 
@@ -24,12 +24,12 @@ __all__ = [
 ]
 
 
-class _Shown(BaseModel):
+class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class HolderKind(StrEnum):
-    """What holds something back."""
+    """The kind of thing that holds a table, changefeed or job back."""
 
     LOCK = "lock"
     TABLE = "table"
@@ -38,18 +38,18 @@ class HolderKind(StrEnum):
     JOB = "job"
 
 
-class HeldBy(_Shown):
-    """What holds something back, and why."""
+class HeldBy(_Model):
+    """What holds a table, changefeed, job or stage back, and why."""
 
     kind: HolderKind
     name: str
-    """Its name; of a lock, the transaction that left it."""
+    """Its name; for a lock, the start timestamp of its transaction."""
     detail: str
-    """One sentence for people."""
+    """The reason, as one sentence."""
 
 
 class ProblemKind(StrEnum):
-    """What is wrong, for scripts: these words stay."""
+    """What is wrong, for scripts: these values do not change."""
 
     CLUSTER_SILENT = "cluster_silent"
     PART_NOT_RUNNING = "part_not_running"
@@ -57,7 +57,7 @@ class ProblemKind(StrEnum):
     PART_SILENT = "part_silent"
     DISK_LOW = "disk_low"
     UNKNOWN = "unknown"
-    """Something could not be found out."""
+    """A fact could not be read."""
     NO_CAPTURE = "no_capture"
     TABLE_NOT_CAPTURED = "table_not_captured"
     TABLE_BEHIND = "table_behind"
@@ -73,17 +73,17 @@ class ProblemKind(StrEnum):
     TARGET_NOT_VERIFIED = "target_not_verified"
 
 
-class Problem(_Shown):
-    """Something that is wrong, and what mends it."""
+class Problem(_Model):
+    """Something that is wrong, and how to fix it."""
 
     part: str
-    """What it is wrong with: capture-1, shop.orders, the name of a changefeed or a job."""
+    """What has the problem: capture-1, shop.orders, the name of a changefeed or a job."""
     what: ProblemKind
     message: str
     remedy: str
 
 
-class PartRow(_Shown):
+class PartRow(_Model):
     """A process of the deployment."""
 
     name: str
@@ -92,14 +92,14 @@ class PartRow(_Shown):
     pid: int | None = None
     restarts: int = 0
     since: str | None = None
-    """Since when it is in this state; null where that is not known."""
+    """When it entered this state; null when that is unknown."""
     error: str = ""
     """Why it ended the last time."""
     addr: str | None = None
 
 
 class FlowStage(StrEnum):
-    """Where changes are on their way."""
+    """A stage that changes pass on their way."""
 
     COMMIT = "commit"
     CAPTURE = "capture"
@@ -109,47 +109,47 @@ class FlowStage(StrEnum):
     JOBS = "jobs"
 
 
-class StageRow(_Shown):
-    """How far behind the database a stage is, and what holds it back."""
+class StageRow(_Model):
+    """How far a stage is behind the database, and what holds it back."""
 
     stage: FlowStage
     lag_s: float | None = None
-    """Of the slowest that passes through it, since the commit; null: there is nothing, or it is not known."""
+    """Seconds since the commit of the slowest in this stage; null when there is none, or it is unknown."""
     rate: float | None = None
-    """Rows in a second; null where it is not known."""
+    """Rows per second; null when unknown."""
     held_by: HeldBy | None = None
 
 
-class TableRow(_Shown):
-    """A table and how far it is captured."""
+class TableRow(_Model):
+    """A table, and up to where it is captured."""
 
     table: str
     table_id: int
     readable_ts: int | None = None
-    """Every change up to it can be read; null: no capture that answers has the table."""
+    """Every change up to this timestamp can be read; null when no capture that answers has the table."""
     readable_time: str | None = None
     lag_s: float | None = None
     changed_ts: int | None = None
-    """No change that can be read is newer."""
+    """No readable change is newer than this timestamp."""
     captured: bool
     held_by: HeldBy | None = None
 
 
-class SpoolLevel(_Shown):
-    """How full the spool of a changefeed is. Shares are of its quota."""
+class SpoolLevel(_Model):
+    """How full the spool of a changefeed is. `level`, `high` and `low` are shares of its quota."""
 
     bytes: int
     """Encoded bytes that are not on the remote yet."""
     quota_bytes: int
     level: float
     high: float
-    """Above it nothing more is read,"""
+    """Above this level the changefeed stops reading."""
     low: float
-    """until it is down here."""
+    """Below this level it reads again."""
 
 
-class ChangefeedRow(_Shown):
-    """How a changefeed does."""
+class ChangefeedRow(_Model):
+    """The state and lag of a changefeed."""
 
     id: str
     account: str
@@ -159,15 +159,15 @@ class ChangefeedRow(_Shown):
     lag_s: float
     error: str = ""
     spool: SpoolLevel | None = None
-    """null where nobody says."""
+    """null when its process does not report it."""
     held_by: HeldBy | None = None
 
 
-class LastVerified(_Shown):
-    """What the last comparison of a target with its source found, of those that are made on a schedule."""
+class LastVerified(_Model):
+    """The result of the last scheduled comparison of a target with its source."""
 
     same: bool | None
-    """null: it could not be made, for the reason in `error`."""
+    """null when the comparison failed, for the reason in `error`."""
     ended: str
     at_ts: int
     at_time: str | None = None
@@ -175,8 +175,8 @@ class LastVerified(_Shown):
     error: str = ""
 
 
-class JobRow(_Shown):
-    """How a job does, as `penstock job list` shows it."""
+class JobRow(_Model):
+    """The state and freshness of a job, as `penstock job list` shows it."""
 
     job: str
     account: str
@@ -187,16 +187,16 @@ class JobRow(_Shown):
     watermark_time: str | None = None
     lag_s: float | None = None
     lacks: str | None = None
-    """Why its target lacks changes; null: it has all that can be read."""
+    """Why changes are missing in its target; null when it has every readable change."""
     verified: LastVerified | None = None
-    """null: it was not verified yet."""
+    """null when it has not been verified yet."""
     error_code: int = 0
     error: str = ""
     held_by: HeldBy | None = None
 
 
-class Totals(_Shown):
-    """How many there are: the lists show the worst of them."""
+class Totals(_Model):
+    """How many there are of each; the lists show only the worst."""
 
     tables: int = 0
     changefeeds: int = 0
@@ -204,11 +204,11 @@ class Totals(_Shown):
     problems: int = 0
 
 
-class Overview(_Shown):
-    """Everything at one moment. Lists are cut off; what lags most comes first."""
+class Overview(_Model):
+    """A deployment at one moment. The lists are limited, with the largest lag first."""
 
     now_ts: int
-    """The database's time; by this machine's clock when the database does not answer."""
+    """The database's time; from this machine's clock when the database does not answer."""
     now_time: str
     healthy: bool
     problems: list[Problem] = Field([])

@@ -1,4 +1,4 @@
-"""The overview of a deployment: what `penstock status`, the API and the pages show."""
+"""Builds the overview of a deployment that `penstock status`, the API and the pages show."""
 
 import math
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ from dataclasses import replace
 from penstock.clock import physical_ms
 from penstock.control import job_views
 from penstock.control.deployment import Deployment
-from penstock.control.display import shown_ms, shown_ts
+from penstock.control.display import format_ms, format_ts
 from penstock.control.overview.explain import Explanation, lag_of_job
 from penstock.control.overview.facts import CaptureFact, Facts, FeedFact, JobFact, TableFact, behind_s
-from penstock.control.overview.gather import Rates, unreached
+from penstock.control.overview.gather import FactsCache, facts_without_cluster
 from penstock.control.overview.model import (
     ChangefeedRow,
     JobRow,
@@ -19,115 +19,124 @@ from penstock.control.overview.model import (
     TableRow,
     Totals,
 )
-from penstock.control.overview.problems import problems
+from penstock.control.overview.problems import find_problems
 from penstock.control.part_states import PartKind, PartState, PartStatus
 from penstock.jobs.freshness import LagReason
 from penstock.settings import Settings
 
-__all__ = ["LIMIT", "overview", "overview_without_cluster", "told"]
+__all__ = ["LIMIT", "build_overview", "overview_without_cluster", "read_overview"]
 
 LIMIT = 100
-"""Rows of each list, where nobody says how many."""
-_SEARCHED = frozenset({"fulltext", "vector"})
+"""Rows of each list, by default."""
+_SEARCHABLE = frozenset({"fulltext", "vector"})
 
 
-def overview(
-    deployment: Deployment, rates: Rates, *, account: str | None = None, limit: int = LIMIT
+def read_overview(
+    deployment: Deployment, cache: FactsCache, *, account: str | None = None, limit: int = LIMIT
 ) -> Overview:
-    """How a deployment does, or what of it belongs to an account. Blocks, for a few seconds at most.
+    """Return the overview of a deployment, or of the part of it that belongs to an account.
 
-    Lists have up to `limit` rows. What does not answer is a problem in it, and never an error.
+    Blocks for a few seconds at most. Lists have up to `limit` rows. Whatever does not answer is a problem in
+    the overview; it raises nothing.
     """
-    return told(rates.facts(deployment), account=account, limit=limit)
+    return build_overview(cache.facts(deployment), account=account, limit=limit)
 
 
 def overview_without_cluster(settings: Settings, error: str) -> Overview | None:
-    """How the parts do that `penstock up` runs, while the cluster cannot be reached; None: it runs none."""
-    facts = unreached(settings, error)
-    return None if facts.parts is None else told(facts)
+    """Return the overview of the parts of `penstock up` while the cluster cannot be reached.
+
+    Returns None when `penstock up` does not run here.
+    """
+    facts = facts_without_cluster(settings, error)
+    return None if facts.parts is None else build_overview(facts)
 
 
-def told(facts: Facts, *, account: str | None = None, limit: int = LIMIT) -> Overview:
-    """The overview of what is known; an account sees its own, and of parts only how they do. Pure."""
-    seen = facts if account is None else _of_account(facts, account)
-    explanation = Explanation(seen, account=account)
-    found = list(problems(seen, explanation))
+def build_overview(facts: Facts, *, account: str | None = None, limit: int = LIMIT) -> Overview:
+    """Return the overview of facts. An account sees its own things, and only the states of parts. Pure."""
+    visible = facts if account is None else _of_account(facts, account)
+    explanation = Explanation(visible, account=account)
+    problems = list(find_problems(visible, explanation))
     return Overview(
-        now_ts=seen.now_ts,
-        now_time=shown_ms(physical_ms(seen.now_ts)),
-        healthy=not found,
-        problems=found[:limit],
-        parts=_parts(seen),
+        now_ts=visible.now_ts,
+        now_time=format_ms(physical_ms(visible.now_ts)),
+        healthy=not problems,
+        problems=problems[:limit],
+        parts=_parts(visible),
         stages=explanation.stages(),
-        tables=[_table(each, seen, explanation) for each in _slowest_tables(seen)[:limit]],
-        changefeeds=[_feed(each, seen, explanation) for each in _slowest_feeds(seen)[:limit]],
-        jobs=[_job(each, explanation) for each in _slowest_jobs(seen)[:limit]],
-        indexes=[str(each.job.id) for each in seen.jobs if each.job.spec.consumer in _SEARCHED],
+        tables=[_table(table, visible, explanation) for table in _slowest_tables(visible)[:limit]],
+        changefeeds=[_feed(feed, visible, explanation) for feed in _slowest_feeds(visible)[:limit]],
+        jobs=[_job(job, explanation) for job in _slowest_jobs(visible)[:limit]],
+        indexes=[str(fact.job.id) for fact in visible.jobs if fact.job.spec.consumer in _SEARCHABLE],
         totals=Totals(
-            tables=len(seen.tables), changefeeds=len(seen.feeds), jobs=len(seen.jobs), problems=len(found)
+            tables=len(visible.tables),
+            changefeeds=len(visible.feeds),
+            jobs=len(visible.jobs),
+            problems=len(problems),
         ),
     )
 
 
 def _of_account(facts: Facts, account: str) -> Facts:
-    """What an account may see: its own, and neither where nor as which process parts run."""
+    """Return the facts that an account may see: its own, and no address or process of a part."""
     hidden = "it does not answer"
     return replace(
         facts,
-        tables=tuple(each for each in facts.tables if each.account == account),
-        feeds=tuple(each for each in facts.feeds if each.feed.info.account == account),
-        jobs=tuple(each for each in facts.jobs if each.job.account == account),
-        runner="somebody" if facts.runner else "",
-        captures=tuple(CaptureFact(each.id, "", hidden if each.error else "") for each in facts.captures),
+        tables=tuple(table for table in facts.tables if table.account == account),
+        feeds=tuple(fact for fact in facts.feeds if fact.feed.info.account == account),
+        jobs=tuple(fact for fact in facts.jobs if fact.job.account == account),
+        runner="(hidden)" if facts.runner else "",
+        captures=tuple(
+            CaptureFact(capture.id, "", hidden if capture.error else "") for capture in facts.captures
+        ),
         parts=None
         if facts.parts is None
-        else tuple(replace(each, pid=None, addr=None, metrics_addr=None, error="") for each in facts.parts),
+        else tuple(replace(part, pid=None, addr=None, metrics_addr=None, error="") for part in facts.parts),
         cluster_error=facts.cluster_error and hidden,
         unknown=dict.fromkeys(facts.unknown, hidden),
-        scarce={},
+        low_disks={},
     )
 
 
 def _slowest_tables(facts: Facts) -> list[TableFact]:
-    return sorted(facts.tables, key=lambda each: (each.readable_ts, each.name))
+    return sorted(facts.tables, key=lambda table: (table.readable_ts, table.name))
 
 
 def _slowest_feeds(facts: Facts) -> list[FeedFact]:
-    return sorted(facts.feeds, key=lambda each: (each.feed.status.checkpoint_ts, each.feed.info.id))
+    return sorted(facts.feeds, key=lambda fact: (fact.feed.status.checkpoint_ts, fact.feed.info.id))
 
 
 def _slowest_jobs(facts: Facts) -> list[JobFact]:
-    """Those that need somebody first, those that are paused last."""
+    """Return jobs with errors first and paused jobs last; between them, the largest lag first."""
 
-    def place(fact: JobFact) -> tuple[bool, bool, float, str]:
+    def rank(fact: JobFact) -> tuple[bool, bool, float, str]:
         lag_s = lag_of_job(fact)
         paused = fact.freshness.reason is LagReason.PAUSED
         lag = math.inf if lag_s is None else lag_s
         return not fact.job.status.error_code, paused, -lag, str(fact.job.id)
 
-    return sorted(facts.jobs, key=place)
+    return sorted(facts.jobs, key=rank)
 
 
 def _parts(facts: Facts) -> list[PartRow]:
-    """What `penstock up` runs, and whoever has a lease beside that."""
+    """Return the parts of `penstock up`, and other processes with a live lease."""
     known = facts.parts or ()
     addrs = {part.addr for part in known}
     rows = [_part(part) for part in known]
     rows += [
-        PartRow(name=each.id, kind=PartKind.CAPTURE, state=PartState.RUNNING, addr=each.addr or None)
-        for each in facts.captures
-        if facts.parts is None or (each.addr not in addrs and not each.error)
+        PartRow(name=capture.id, kind=PartKind.CAPTURE, state=PartState.RUNNING, addr=capture.addr or None)
+        for capture in facts.captures
+        if facts.parts is None or (capture.addr not in addrs and not capture.error)
     ]
     if facts.parts is None:
         if not facts.cluster_error:
             rows.insert(0, PartRow(name="store", kind=PartKind.STORE, state=PartState.RUNNING))
-        owners: Iterable[str] = dict.fromkeys(each.run_by for each in facts.feeds if each.run_by)
-        rows += [_leased(PartKind.CHANGEFEEDS, owner) for owner in owners]
-        rows += [_leased(PartKind.JOBS, facts.runner)] if facts.runner else []
+        owners: Iterable[str] = dict.fromkeys(fact.run_by for fact in facts.feeds if fact.run_by)
+        rows += [_owner_row(PartKind.CHANGEFEEDS, owner) for owner in owners]
+        rows += [_owner_row(PartKind.JOBS, facts.runner)] if facts.runner else []
     return rows
 
 
-def _leased(kind: PartKind, owner: str) -> PartRow:
+def _owner_row(kind: PartKind, owner: str) -> PartRow:
     return PartRow(name=f"{kind.value} {owner}", kind=kind, state=PartState.RUNNING)
 
 
@@ -138,7 +147,7 @@ def _part(part: PartStatus) -> PartRow:
         state=part.state,
         pid=part.pid,
         restarts=part.restarts,
-        since=shown_ms(part.since_ms) if part.since_ms else None,
+        since=format_ms(part.since_ms) if part.since_ms else None,
         error=part.error,
         addr=part.addr,
     )
@@ -150,11 +159,11 @@ def _table(table: TableFact, facts: Facts, explanation: Explanation) -> TableRow
         table=table.name,
         table_id=table.id,
         readable_ts=readable_ts,
-        readable_time=shown_ts(table.readable_ts),
+        readable_time=format_ts(table.readable_ts),
         lag_s=None if readable_ts is None else round(behind_s(facts.now_ts, readable_ts), 3),
         changed_ts=table.changed_ts if readable_ts else None,
         captured=table.captured,
-        held_by=explanation.table(table),
+        held_by=explanation.explain_table(table),
     )
 
 
@@ -165,14 +174,14 @@ def _feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> ChangefeedR
         account=feed.info.account,
         state=feed.state.value,
         checkpoint_ts=feed.status.checkpoint_ts,
-        checkpoint_time=shown_ts(feed.status.checkpoint_ts) or "",
+        checkpoint_time=format_ts(feed.status.checkpoint_ts) or "",
         lag_s=round(behind_s(facts.now_ts, feed.status.checkpoint_ts), 3),
         error=feed.status.error,
         spool=fact.spool,
-        held_by=explanation.feed(fact),
+        held_by=explanation.explain_feed(fact),
     )
 
 
 def _job(fact: JobFact, explanation: Explanation) -> JobRow:
-    shown = job_views.summary(fact.job, fact.freshness, fact.verified)
-    return JobRow(**{**shown, "account": fact.job.account, "held_by": explanation.job(fact)})
+    summary = job_views.job_summary(fact.job, fact.freshness, fact.verified)
+    return JobRow(**{**summary, "account": fact.job.account, "held_by": explanation.explain_job(fact)})

@@ -1,7 +1,4 @@
-"""The pages of metrics that the parts of a deployment show, read all at once.
-
-What the parts' metrics say of the flow: how many rows pass in a second, and how full spools are.
-"""
+"""Reads the metrics pages of a deployment's parts at once, and takes from them row rates and spool levels."""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -18,38 +15,39 @@ from penstock.clock import SYSTEM, Clock
 from penstock.control.overview.model import FlowStage, SpoolLevel
 from penstock.control.part_states import PartStatus
 from penstock.errors import Invalid
-from penstock.settings.network import asked_host, parted
+from penstock.settings.network import reachable_host, split_address
 
-__all__ = ["Growth", "MetricSample", "pages", "read_page", "spools"]
+__all__ = ["Growth", "MetricSample", "parse_page", "read_pages", "spool_levels"]
 
 
-_AT_ONCE_MAX = 16
+_THREADS_MAX = 16
 _PAGE_BYTES_MAX = 16 << 20
 _CHUNK_BYTES = 1 << 16
 
 
-def pages(
+def read_pages(
     parts: Sequence[PartStatus], *, timeout_s: float = 2.0, clock: Clock = SYSTEM
 ) -> dict[str, str | None]:
-    """Each part's metrics in the Prometheus text format, by its name.
+    """Return each part's metrics page in the Prometheus text format, by the part's name.
 
-    None for a part that shows none, or does not answer in full within about `timeout_s`; never raises.
+    The page is None when the part serves none, or does not answer in full within about `timeout_s`. Never
+    raises.
     """
-    shown = {part.name: part.metrics_addr for part in parts if part.metrics_addr is not None}
-    found: dict[str, str | None] = {part.name: None for part in parts}
-    if not shown:
-        return found
-    with ThreadPoolExecutor(min(len(shown), _AT_ONCE_MAX), "penstock-pages") as pool:
-        read = pool.map(lambda addr: _read(addr, timeout_s, clock), shown.values())
-        found.update(zip(shown, read, strict=True))
-    return found
+    addrs = {part.name: part.metrics_addr for part in parts if part.metrics_addr is not None}
+    pages: dict[str, str | None] = {part.name: None for part in parts}
+    if not addrs:
+        return pages
+    with ThreadPoolExecutor(min(len(addrs), _THREADS_MAX), "penstock-pages") as pool:
+        read = pool.map(lambda addr: _read(addr, timeout_s, clock), addrs.values())
+        pages.update(zip(addrs, read, strict=True))
+    return pages
 
 
 def _read(addr: str, timeout_s: float, clock: Clock) -> str | None:
     deadline = clock.monotonic() + timeout_s
     try:
-        host, port = parted(addr)
-        connection = HTTPConnection(asked_host(host), port, timeout=timeout_s)
+        host, port = split_address(addr)
+        connection = HTTPConnection(reachable_host(host), port, timeout=timeout_s)
         try:
             connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
             answer = connection.getresponse()
@@ -68,20 +66,20 @@ def _read(addr: str, timeout_s: float, clock: Clock) -> str | None:
 
 
 WINDOW_S = 10.0
-"""Over how long a rate is taken, at most."""
+"""A rate is the growth over at most this long."""
 
 _STORED = "stored"
 
 
 class MetricSample(NamedTuple):
-    """A series: its metric's name, and the values of its labels in the order of the labels' names."""
+    """One series: the name of its metric, and its label values ordered by label name."""
 
     name: str
     labels: tuple[str, ...] = ()
 
 
 def _name(metric: Counter | Gauge) -> str:
-    """What its samples are called."""
+    """Return the name of the metric's samples."""
     (family,) = metric.describe()
     return f"{family.name}_total" if isinstance(metric, Counter) else str(family.name)
 
@@ -93,26 +91,26 @@ _ROWS: Mapping[FlowStage, str] = {
     FlowStage.JOBS: _name(metrics.JOBS_USAGE_ROWS_TOTAL),
 }
 _SPOOLED, _MARKS = _name(metrics.SINK_SPOOL_BYTES), _name(metrics.SINK_SPOOL_MARK_BYTES)
-_WANTED = (*_ROWS.values(), _SPOOLED, _MARKS)
+_NEEDED = (*_ROWS.values(), _SPOOLED, _MARKS)
 
 
-def read_page(text: str) -> dict[MetricSample, float]:
-    """Those samples of a page that the overview needs; raise ValueError when it is no such page.
+def parse_page(text: str) -> dict[MetricSample, float]:
+    """Return the samples of a page that the overview needs; raise ValueError when it is not a metrics page.
 
-    A page has thousands of others: reading them all would be most of the work.
+    Other lines are skipped before parsing: a page has thousands, and parsing them would take long.
     """
-    lines = "\n".join(line for line in text.split("\n") if line.startswith(_WANTED))
+    lines = "\n".join(line for line in text.split("\n") if line.startswith(_NEEDED))
     return {
-        MetricSample(each.name, tuple(each.labels[name] for name in sorted(each.labels))): each.value
+        MetricSample(sample.name, tuple(sample.labels[name] for name in sorted(sample.labels))): sample.value
         for family in text_string_to_metric_families(lines + "\n")
-        for each in family.samples
-        if each.name in _WANTED
+        for sample in family.samples
+        if sample.name in _NEEDED
     }
 
 
-def spools(pages: Mapping[str, Mapping[MetricSample, float]]) -> dict[str, SpoolLevel]:
-    """The spools of changefeeds, by their names, as the pages of parts have them."""
-    found: dict[str, SpoolLevel] = {}
+def spool_levels(pages: Mapping[str, Mapping[MetricSample, float]]) -> dict[str, SpoolLevel]:
+    """Return the spool levels that the pages of parts report, by changefeed."""
+    levels: dict[str, SpoolLevel] = {}
     for page in pages.values():
         for sample, nbytes in page.items():
             if sample.name != _SPOOLED:
@@ -122,22 +120,22 @@ def spools(pages: Mapping[str, Mapping[MetricSample, float]]) -> dict[str, Spool
                 page.get(MetricSample(_MARKS, (feed, mark)), 0.0) for mark in ("quota", "high", "low")
             )
             if quota:
-                found[feed] = SpoolLevel(
+                levels[feed] = SpoolLevel(
                     bytes=int(nbytes),
                     quota_bytes=int(quota),
                     level=round(nbytes / quota, 4),
                     high=round(high / quota, 4),
                     low=round(low / quota, 4),
                 )
-    return found
+    return levels
 
 
 @dataclass(slots=True)
 class Growth:
-    """By how much counters grow, whatever becomes of the processes that count. Pure.
+    """The growth of counters across restarts of the processes that count. Pure.
 
-    A counter that is lower than before was begun anew, with its process: all of it is growth. One of a part
-    that was not seen before tells nothing of how fast it grew.
+    A counter that is lower than before restarted with its process, so all of its value is growth. The first
+    page of a part adds no growth, because nothing says how fast its counters grew.
     """
 
     _seen: dict[str, dict[MetricSample, float]] = field(default_factory=dict)
@@ -145,7 +143,7 @@ class Growth:
     _history: deque[tuple[float, dict[MetricSample, float]]] = field(default_factory=deque)
 
     def add(self, at: float, pages: Mapping[str, Mapping[MetricSample, float]]) -> None:
-        """Take the pages of parts that answered, at a moment of the monotonic clock."""
+        """Add the pages of the parts that answered, read at `at` on the monotonic clock."""
         for part, page in pages.items():
             before = self._seen.get(part)
             counts = {sample: value for sample, value in page.items() if sample.name in _ROWS.values()}
@@ -162,9 +160,9 @@ class Growth:
     def rate(
         self, stage: FlowStage, *, feeds: Collection[str] | None = None, account: str | None = None
     ) -> float | None:
-        """Rows in a second; None where nobody knows. Of some changefeeds, or of one account, where given.
+        """Return the rows per second of a stage, of some changefeeds or of one account; None when unknown.
 
-        Captures serve all accounts together: what they do says nothing of one.
+        The stages of captures have no rate for one account, because captures serve all accounts together.
         """
         name = _ROWS.get(stage)
         if name is None or len(self._history) < 2:
@@ -181,4 +179,4 @@ class Growth:
             counted = [sample for sample in counted if sample.labels == (account,)]
         if not counted or now <= then:
             return None
-        return round(sum(new[each] - old.get(each, 0.0) for each in counted) / (now - then), 3)
+        return round(sum(new[sample] - old.get(sample, 0.0) for sample in counted) / (now - then), 3)

@@ -1,4 +1,4 @@
-"""What is wrong with a deployment, and what mends it. Pure."""
+"""Finds what is wrong with a deployment, and says how to fix it. Pure."""
 
 from collections.abc import Iterator
 
@@ -10,17 +10,17 @@ from penstock.control.overview.model import HolderKind, Problem, ProblemKind
 from penstock.control.part_states import PartKind, PartState, PartStatus
 from penstock.jobs.freshness import LagReason
 
-__all__ = ["problems"]
+__all__ = ["find_problems"]
 
 TABLE_BEHIND_S = 30.0
 FEED_BEHIND_S = 60.0
 FEED_TAKEN_S = 15.0
-"""How long nobody may run a changefeed: as long as the lease of a lost process runs."""
+"""A changefeed may be without a process for this long: until the lease of a lost process expires."""
 NEW_TABLE_S = 10.0
-"""How long a table may be there before somebody has to have it."""
+"""A new table may be without a capture for this long."""
 RESTARTS_MANY = 3
 RESTARTS_MS = 600_000
-"""How long a part that was restarted so often has to run before that is forgotten."""
+"""A part with that many restarts is a problem until it has run for this long."""
 
 _RUN = {
     PartKind.STORE: "penstock store",
@@ -32,18 +32,18 @@ _RUN = {
 _START = "start `penstock up`, or `{} --config penstock.yaml`"
 
 
-def problems(facts: Facts, explanation: Explanation) -> Iterator[Problem]:
-    """Everything that is wrong, causes before what follows from them."""
+def find_problems(facts: Facts, explanation: Explanation) -> Iterator[Problem]:
+    """Yield every problem, causes before their consequences."""
     if facts.cluster_error:
         yield Problem(
             part="store",
             what=ProblemKind.CLUSTER_SILENT,
             message=f"the cluster does not answer: {facts.cluster_error}",
-            remedy=f"check pd_addrs, and that it runs: {_START.format(_RUN[PartKind.STORE])}",
+            remedy=f"check pd_addrs, and that the cluster runs: {_START.format(_RUN[PartKind.STORE])}",
         )
     for part in facts.parts or ():
         yield from _of_part(part, facts)
-    for key, free in facts.scarce.items():
+    for key, free in facts.low_disks.items():
         yield Problem(
             part=key,
             what=ProblemKind.DISK_LOW,
@@ -55,8 +55,8 @@ def problems(facts: Facts, explanation: Explanation) -> Iterator[Problem]:
         yield Problem(
             part=what,
             what=ProblemKind.UNKNOWN,
-            message=f"{what} could not be found out: {error}",
-            remedy="ask again; `penstock doctor` says what does not answer",
+            message=f"{what} could not be read: {error}",
+            remedy="try again; `penstock doctor` says what does not answer",
         )
     for table in facts.tables:
         yield from _of_table(table, facts, explanation)
@@ -75,48 +75,48 @@ def _of_part(part: PartStatus, facts: Facts) -> Iterator[Problem]:
         yield Problem(
             part=part.name,
             what=ProblemKind.PART_NOT_RUNNING,
-            message=f"{part.name} is being started and is not ready yet{why}",
-            remedy="wait; when it stays so, its log lines say why, and `penstock doctor` what it needs",
+            message=f"{part.name} is starting and is not ready yet{why}",
+            remedy="wait; if it stays so, its log says why, and `penstock doctor` checks what it needs",
         )
     elif part.state is not PartState.RUNNING:
-        again = ", and is started again" if part.state is PartState.WAITING else ""
+        again = ", and will be restarted" if part.state is PartState.WAITING else ""
         yield Problem(
             part=part.name,
             what=ProblemKind.PART_NOT_RUNNING,
             message=f"{part.name} does not run{again}{why}",
-            remedy="mend what it says; `penstock doctor` checks what it needs",
+            remedy="fix the cause in the message; `penstock doctor` checks what it needs",
         )
     elif part.restarts >= RESTARTS_MANY and physical_ms(facts.now_ts) - part.since_ms < RESTARTS_MS:
         yield Problem(
             part=part.name,
             what=ProblemKind.PART_RESTARTS,
-            message=f"{part.name} was started again {part.restarts} times{why}",
-            remedy="its log lines say why it ended; `penstock doctor` checks what it needs",
+            message=f"{part.name} was restarted {part.restarts} times{why}",
+            remedy="its log says why it ended; `penstock doctor` checks what it needs",
         )
     if part.name in facts.silent:
         yield Problem(
             part=part.name,
             what=ProblemKind.PART_SILENT,
-            message=f"{part.name} runs, but does not show its metrics",
-            remedy="it may be overloaded, or hang: see its log lines; when it is ended, it is started again",
+            message=f"{part.name} runs, but does not serve its metrics",
+            remedy="it may be overloaded or hang: read its log; `penstock up` restarts it when it ends",
         )
 
 
 def _is_down(facts: Facts, kind: PartKind) -> bool:
-    """Whether `penstock up` says of a part of that kind that it does not run: then that is the problem."""
+    """Return whether a part of that kind does not run under `penstock up`: then that is the problem."""
     return any(part.kind is kind and part.state is not PartState.RUNNING for part in facts.parts or ())
 
 
 def _of_captures(facts: Facts) -> Iterator[Problem]:
     known = {part.addr for part in facts.parts or () if part.kind is PartKind.CAPTURE}
     for capture in facts.captures:
-        # A capture that was just started again leaves a lease behind: its part says how it does.
+        # A restarted capture leaves its old lease behind until that expires; the state of its part counts.
         if capture.error and (facts.parts is None or capture.addr in known):
             yield Problem(
                 part=capture.id,
                 what=ProblemKind.PART_SILENT,
                 message=f"capture {capture.id} does not answer: {capture.error}",
-                remedy="check that it runs, what its log says, and that capture.flight_token is the same",
+                remedy="check that it runs, what its log says, and that its capture.flight_token is ours",
             )
     wanted = sum(table.wanted for table in facts.tables)
     known_why = "captures" in facts.unknown or _is_down(facts, PartKind.CAPTURE)
@@ -125,32 +125,32 @@ def _of_captures(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             part="capture",
             what=ProblemKind.NO_CAPTURE,
-            message=f"no capture runs: the changes of {wanted} {tables} read by nobody",
+            message=f"no capture runs: {wanted} {tables} not captured",
             remedy=_START.format(_RUN[PartKind.CAPTURE]),
         )
 
 
 def _of_table(table: TableFact, facts: Facts, explanation: Explanation) -> Iterator[Problem]:
     if not table.captured:
-        told_already = not facts.captures or any(capture.error for capture in facts.captures)
+        reported = not facts.captures or any(capture.error for capture in facts.captures)
         new = behind_s(facts.now_ts, table.schema.since_ts) < NEW_TABLE_S
-        if table.wanted and not told_already and not new:
+        if table.wanted and not reported and not new:
             yield Problem(
                 part=table.name,
                 what=ProblemKind.TABLE_NOT_CAPTURED,
                 message=f"no capture has {table.name}",
-                remedy="add it to capture.tables of a capture; if it is there, the capture's log says why",
+                remedy="add it to capture.tables of a capture; if it is in there, the capture's log says why",
             )
         return
     lag_s = behind_s(facts.now_ts, table.readable_ts) if table.readable_ts else 0.0
     if lag_s <= TABLE_BEHIND_S:
         return
-    holder = explanation.table(table)
+    holder = explanation.explain_table(table)
     assert holder is not None, "a slow table is explained"
     if holder.kind is HolderKind.LOCK:
-        remedy = "commit or roll back that transaction, or end its client: its locks are then resolved"
+        remedy = "commit or roll back that transaction, or end its client; its locks are resolved then"
     else:
-        remedy = "look at the capture's load and its log; more captures share the tables"
+        remedy = "check the load and the log of the capture; add captures to share the tables"
     yield Problem(
         part=table.name,
         what=ProblemKind.TABLE_BEHIND,
@@ -167,17 +167,17 @@ def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator
             part=name,
             what=ProblemKind.CHANGEFEED_FAILED,
             message=f"changefeed {name} failed: {feed.status.error}",
-            remedy=f"mend what it says, then `penstock changefeed resume {name}`",
+            remedy=f"fix the cause in the message, then run `penstock changefeed resume {name}`",
         )
     elif feed.state is ChangefeedState.WARNING:
         yield Problem(
             part=name,
             what=ProblemKind.CHANGEFEED_WARNING,
-            message=f"changefeed {name} failed and tries again: {feed.status.error}",
-            remedy="mend what it says; it goes on by itself",
+            message=f"changefeed {name} failed and is retried: {feed.status.error}",
+            remedy="fix the cause in the message; it then continues by itself",
         )
     elif feed.runnable and not fact.run_by:
-        # Those that are new, or whose process was just lost, are taken in a moment.
+        # A process soon takes over a changefeed that is new, or whose process was lost.
         if lag_s > FEED_TAKEN_S and not _is_down(facts, PartKind.CHANGEFEEDS):
             yield Problem(
                 part=name,
@@ -186,14 +186,14 @@ def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator
                 remedy=_START.format(_RUN[PartKind.CHANGEFEEDS]),
             )
     elif feed.runnable and lag_s > FEED_BEHIND_S:
-        holder = explanation.feed(fact)
+        holder = explanation.explain_feed(fact)
         assert holder is not None, "a slow changefeed is explained"
-        if holder.kind is HolderKind.CHANGEFEED:  # else that is the problem
+        if holder.kind is HolderKind.CHANGEFEED:  # else the holder is its own problem
             yield Problem(
                 part=name,
                 what=ProblemKind.CHANGEFEED_BEHIND,
                 message=f"changefeed {name} is {lag_s:.0f} s behind: {holder.detail}",
-                remedy="wait while it catches up; else give it more workers, or a faster remote",
+                remedy="wait until it has caught up; if it does not, give it more workers or faster storage",
             )
 
 
@@ -203,7 +203,7 @@ def _of_runner(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             part="jobs",
             what=ProblemKind.NO_RUNNER,
-            message=f"no process runs jobs: {waiting} {'waits' if waiting == 1 else 'of them wait'}",
+            message=f"no process runs jobs: {waiting} {'job waits' if waiting == 1 else 'jobs wait'}",
             remedy=_START.format(_RUN[PartKind.JOBS]),
         )
 
@@ -215,22 +215,22 @@ def _of_job(fact: JobFact, known: set[int] | None) -> Iterator[Problem]:
             part=str(job.id),
             what=ProblemKind.JOB_ERROR,
             message=f"job {job.id} was stopped by error {job.status.error_code}: {job.status.error_msg}",
-            remedy=f"mend what it says, then `penstock job resume {job.id}`; or fill its target anew with"
-            f" `penstock job repair {job.id} --rebuild`",
+            remedy=f"fix the cause in the message, then run `penstock job resume {job.id}`; or fill its"
+            f" target again with `penstock job repair {job.id} --rebuild`",
         )
     elif reason is LagReason.RETRYING:
         yield Problem(
             part=str(job.id),
             what=ProblemKind.JOB_RETRYING,
-            message=f"job {job.id} has failed {job.status.failures} times and is tried again:"
+            message=f"job {job.id} has failed {job.status.failures} times and is retried:"
             f" {job.status.error_msg}",
-            remedy="mend what it says; it goes on by itself",
+            remedy="fix the cause in the message; it then continues by itself",
         )
     elif reason is LagReason.NOT_CAPTURED and known is not None and job.key.table_id not in known:
         yield Problem(
             part=str(job.id),
             what=ProblemKind.JOB_NOT_CAPTURED,
-            message=f"the table of job {job.id} is not captured, or not there any more",
+            message=f"the table of job {job.id} is not captured, or no longer exists",
             remedy=f"add it to capture.tables, or drop the job with `penstock job unregister {job.id}`",
         )
 
@@ -244,7 +244,7 @@ def _of_target(fact: JobFact) -> Iterator[Problem]:
         part=str(job.id),
         what=ProblemKind.TARGET_DIFFERS if differs else ProblemKind.TARGET_NOT_VERIFIED,
         message=f"job {job.id}: {last.problem}",
-        remedy=f"`penstock job repair {job.id}` mends the target"
+        remedy=f"repair the target with `penstock job repair {job.id}`"
         if differs
-        else f"mend what it says, then `penstock job verify {job.id}`",
+        else f"fix the cause in the message, then run `penstock job verify {job.id}`",
     )

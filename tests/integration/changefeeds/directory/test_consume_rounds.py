@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.consume import ConsumeOptions, Into, consume
+from penstock.cli.consume import ConsumeOptions, Into, consume_directory
 from penstock.errors import Invalid, PenstockError
 from penstock.object_storage import open_storage
 from support.s3server import S3Bucket
@@ -21,7 +21,7 @@ def insert(key: int, commit_ts: int) -> bytes:
 
 
 def printed(capsys: pytest.CaptureFixture[str], uri: str, **options: Any) -> list[dict[str, Any]]:
-    asyncio.run(consume(ConsumeOptions(uri=uri, **options)))
+    asyncio.run(consume_directory(ConsumeOptions(uri=uri, **options)))
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -103,7 +103,7 @@ def test_what_cannot_work_is_refused_in_one_line(
     message: str,
 ) -> None:
     with pytest.raises(Invalid, match=message) as caught:
-        asyncio.run(consume(ConsumeOptions(uri=f"{directory.storage.url}{more}", **options)))
+        asyncio.run(consume_directory(ConsumeOptions(uri=f"{directory.storage.url}{more}", **options)))
     assert "\n" not in str(caught.value)
     assert capsys.readouterr().out == ""
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"metadata", "shop", "staging"}

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.codecs.options import CsvOptions
-from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.listing import DirectoryLayout
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.options import SinkOptions
@@ -59,7 +59,7 @@ async def test_a_reader_of_the_directory_has_the_rows_of_the_source(
     replica = Replica(
         target.open(),
         files=FileOptions(csv=given.csv),
-        survey=Survey(given.date_separator, given.use_table_id_as_path),
+        layout=DirectoryLayout(given.date_separator, given.use_table_id_as_path),
         cut_commits=kind != "not clustered",  # its keys may change hands
     )
     with TableWorld(tmp_path / "store", item_table(kind)) as world:

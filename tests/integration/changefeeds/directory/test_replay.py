@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.changefeeds.codecs.decoder import FileOptions
-from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.listing import DirectoryLayout
 from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.directory.reader import DirectoryReader
 from penstock.changefeeds.directory.replay import Replayer
@@ -51,7 +51,7 @@ class Consumer:
 
     def round(self, checkpoint_ts: int) -> None:
         self.directory.checkpoint(checkpoint_ts)
-        reader = DirectoryReader(self.directory.storage, FileOptions(), Survey(), self.progress)
+        reader = DirectoryReader(self.directory.storage, FileOptions(), DirectoryLayout(), self.progress)
         for delivery in reader.round():
             self.replayer.take(delivery)
             self.replayer.take(delivery)  # as after a crash: nothing may change

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.changefeeds.codecs.decoded_changes import row_dicts
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
-from penstock.changefeeds.codecs.encoder import encoder_of, extension_of, header_of
-from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
+from penstock.changefeeds.codecs.encoder import encoder_of, header_of
+from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions, file_extension
 from penstock.changefeeds.codecs.parquet import parquet_file
 from penstock.changefeeds.codecs.row_changes import RowChanges
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
@@ -80,7 +80,7 @@ def encoded(options: EncoderOptions) -> bytes:
 @pytest.mark.parametrize("told", [True, False], ids=["protocol told", "protocol found out"])
 def test_what_was_encoded_is_decoded(tmp_path: Path, options: EncoderOptions, told: bool) -> None:
     storage = open_storage(f"file://{tmp_path}")
-    path = f"CDC000001{extension_of(options)}"
+    path = f"CDC000001{file_extension(options.protocol, options.compression)}"
     storage.write(path, encoded(options))
     table = SchemaFile.of(SCHEMA, 100).table_info()
     found = DataFiles(
