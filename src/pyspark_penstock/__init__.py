@@ -1,4 +1,4 @@
-"""Where Spark finds the data source `penstock` by itself: it imports every package named pyspark_*."""
+"""Lets Spark find the data source `penstock` by itself: Spark imports every package named pyspark_*."""
 
 from penstock.spark.source import PenstockDataSource as DefaultSource
 

@@ -39,7 +39,7 @@ from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog, Table
 from penstock.testing.versions import Row
-from penstock.verify.schedule import ScheduledCare, verify_on_schedule
+from penstock.verify.schedule import verify_on_schedule
 
 if TYPE_CHECKING:
     from penstock.jobs.iteration.spark_frame import SparkSession
@@ -211,7 +211,7 @@ class JobWorld:
             feed=LogFeed(log, self.settings),
             source=self.source,
             open_scheduler=open_scheduler,
-            side_tasks=[verify_on_schedule(ScheduledCare(log, self.source, self.settings))],
+            side_tasks=[verify_on_schedule(log, self.source, self.settings)],
         )
         running = asyncio.create_task(runner.run(), name="penstock-test-runner")
         try:

@@ -26,7 +26,7 @@ class WorldTables:
         rows = self._world.rows_at(at_ts).get(schema.name, [])
         yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(schema.table)).select(list(columns))
 
-    def touched(
+    def changed_keys(
         self, schema: SchemaVersion, after_ts: int, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         """See SourceTables."""

@@ -1,8 +1,8 @@
 """Tables and changes on Spark: the session, the data source `penstock`, and bulk jobs.
 
-Importing this registers the data source with the active session, if there is one. Sessions made later find
-it by themselves, through the package `pyspark_penstock`. Where nobody has imported PySpark yet there is no
-session, and it is not imported for that: most processes that could use Spark never do.
+Importing this package registers the data source with the active session, if there is one. Sessions that are
+built later find it by themselves, through the package `pyspark_penstock`. A process that has not imported
+PySpark has no session, and PySpark is not imported for it: most processes that could use Spark never do.
 """
 
 import sys

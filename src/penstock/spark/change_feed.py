@@ -1,4 +1,4 @@
-"""`option("readChangeFeed", True)`: what changed in a table, one row for each side of each change."""
+"""`option("readChangeFeed", True)`: the changes of a table, one row for each side of each change."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,43 +33,43 @@ _NO_START = (
 
 @dataclass(frozen=True)
 class _Range:
-    """What a read is of, once that is fixed: changes up to a moment."""
+    """The range of a read whose end is fixed, and the rows that its changes become."""
 
     end: TableAtVersion
     rows: "ChangeRows"
 
     @property
     def schema(self) -> "pa.Schema":
-        """The columns of the feed."""
+        """The columns of the change feed."""
         return self.rows.schema
 
 
 class ChangeFeedRead(VersionedRead[_Range, "ChangeFeedReader"]):
-    """A read of the changes up to one timestamp; the table's columns are as they are then."""
+    """A read of the changes up to one timestamp, with the columns that the table has there."""
 
     def reader(self, schema: "StructType") -> "ChangeFeedReader":
-        """A reader of these columns; raise Invalid when the feed has them otherwise, or has no start."""
+        """Return a reader of these columns; raise Invalid when their types differ or no start is given."""
         if self.options.from_ts is None:
             raise Invalid(_NO_START)
         return super().reader(schema)
 
     def declare(self) -> "DeclaredSchema | None":
-        """The schema that a stream of this read has declared; None before the table is known."""
+        """Return the schema that a stream of this read declares; None before the table is known."""
         from penstock.spark.change_rows import DeclaredSchema
 
-        found = self._found
-        return None if found is None else DeclaredSchema(found.end.table, found.end.ts, self.options.columns)
+        fixed = self._fixed
+        return None if fixed is None else DeclaredSchema(fixed.end.table, fixed.end.ts, self.options.columns)
 
-    def _fixed(self, columns: Sequence[str] | None) -> _Range:
+    def _fix(self, columns: Sequence[str] | None) -> _Range:
         from penstock.spark.change_rows import ChangeRows
-        from penstock.spark.tables import naming
+        from penstock.spark.tables import name_stale_reads
 
-        with naming(self.options.table, inclusive=True):
+        with name_stale_reads(self.options.table, inclusive=True):
             end = TableAtVersion.of(self.options, self.options.to_ts)
             return _Range(end, ChangeRows(end.table, columns))
 
-    def _reader(self, found: _Range, schema: "StructType") -> "ChangeFeedReader":
-        return ChangeFeedReader(self.options, found, schema, parallelism=self.parallelism)
+    def _reader(self, fixed: _Range, schema: "StructType") -> "ChangeFeedReader":
+        return ChangeFeedReader(self.options, fixed, schema, parallelism=self.parallelism)
 
 
 class ChangeFeedReader(DataSourceReader):
@@ -84,14 +84,14 @@ class ChangeFeedReader(DataSourceReader):
         self.parallelism = parallelism
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Parts that follow each other in time."""
+        """Return the parts of the range, in the order of time."""
         from penstock.spark.options import handle_bounds
-        from penstock.spark.tables import naming, open_table, planned
+        from penstock.spark.tables import name_stale_reads, open_table, plan_with_retry
 
         options, wanted = self.options, self._range
         from_ts, to_ts = options.from_ts or 0, wanted.end.ts
         if from_ts == to_ts:
-            return []  # nothing has happened since
+            return []  # no change after the start
         if from_ts > to_ts:
             raise Unavailable(
                 f"changes of {options.table} can be read up to {to_ts}, and are to start at {from_ts + 1};"
@@ -110,16 +110,16 @@ class ChangeFeedReader(DataSourceReader):
                 parallelism=self.parallelism,
             )
 
-        with naming(options.table, inclusive=True):
-            parts = planned(wanted.end.view, plan, again=lambda: open_table(options, at_ts=to_ts))
-        return [ChangeFeedInput(each) for each in parts]
+        with name_stale_reads(options.table, inclusive=True):
+            parts = plan_with_retry(wanted.end.view, plan, reopen=lambda: open_table(options, at_ts=to_ts))
+        return [ChangeFeedInput(part) for part in parts]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        """The changes of a part, in order, in Spark's own Arrow schema."""
-        from penstock.spark.tables import as_declared, naming
+        """Yield the changes of a part, in order, in the Arrow schema that Spark expects."""
+        from penstock.spark.tables import as_declared, name_stale_reads
 
         assert isinstance(partition, ChangeFeedInput)
-        with naming(self.options.table, inclusive=True):
+        with name_stale_reads(self.options.table, inclusive=True):
             yield from as_declared(read_feed(partition.part, self._range.rows), self._schema)
 
 

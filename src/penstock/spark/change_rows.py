@@ -1,6 +1,7 @@
-"""Batches of changes as rows of the change feed: Delta's vocabulary, in one schema. Pure.
+"""Rows of the change feed, in Delta's vocabulary, and the parts that batch reads and streams share.
 
-Where a stream must stop because its table no longer has the columns that it was declared with. Pure.
+`ChangeRows` turns batches of changes into rows of one schema. `DeclaredSchema` says where a stream must stop
+because its table does not have the declared columns any more. Both are pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -38,7 +39,7 @@ __all__ = [
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 FEED_BATCH_ROWS = 32 * 1024
-"""What to collect changes with: Spark takes large batches better than small ones."""
+"""Rows of a batch in which changes are collected: Spark is faster with large batches than with small ones."""
 
 _FEED = [
     pa.field(CHANGE_TYPE, pa.string(), nullable=False),
@@ -47,28 +48,27 @@ _FEED = [
 ]
 _FEED_NAMES = frozenset(field.name for field in _FEED)
 _SYSTEM = (HANDLE, START_TS)
-_MICROSECONDS = 1000  # in the millisecond that the physical part of a timestamp counts
+_MICROSECONDS = 1000  # of a millisecond, in which the physical part of a timestamp counts
 
 Ints = npt.NDArray[np.int64]
 
 
 class ChangeRows:
-    """Change-feed rows of `table`, whatever the version of the schema that they were written with.
+    """Makes change-feed rows of `table`, whatever version of the schema they were written with.
 
     `schema` has the table's columns, or those of `columns` (which may name `_handle` and `_start_ts` too),
-    then the type of the change and its time. Columns are the same when their ids are: one that was renamed
-    has its values, one that was added reads as the database reads it in older rows. Can be pickled. Raises
+    then the type of the change and its time. Columns with the same id are the same: a renamed one keeps its
+    values, an added one has in older rows the value that the database shows there. Can be pickled. Raises
     Invalid when the table has no such column, or one with a name of the feed's own.
     """
 
     def __init__(self, table: TableInfo, columns: Sequence[str] | None = None) -> None:
         self._table = table
         self._names = _names(table, columns)
-        shown = Projection(table, table, self._names).schema
-        self.schema = pa.schema([*shown, *_FEED])
+        self.schema = pa.schema([*Projection(table, table, self._names).schema, *_FEED])
 
     def reads(self, versions: Iterable[TableInfo]) -> tuple[str, ...]:
-        """The `columns` with which to collect changes of a range that has these versions of the table.
+        """Return the `columns` with which to collect changes of a range that has these versions of the table.
 
         Changes have to be collected with `coalesce` off and `old_rows` on.
         """
@@ -83,92 +83,94 @@ class ChangeRows:
         return tuple(dict.fromkeys([*stored, *system, START_TS, UPDATE]))
 
     def of(self, batch: ChangeBatch) -> pa.RecordBatch:
-        """The rows of a batch, ordered by commit and start of their transactions.
+        """Return the rows of a batch, ordered by commit and start of their transactions.
 
-        Of one transaction the rows that end, update_preimage and delete, come before those that begin. Raises
-        Corrupt when a value is none of its column's later type.
+        Within a transaction, rows that end (update_preimage and delete) come before rows that begin. Raises
+        Corrupt when a value does not fit its column's later type.
         """
         sides = [
-            _Side(batch.tombstones, _ENDS, self._ended(batch)),
-            _Side(batch.data, _BEGINS, self._begun(batch)),
+            _Side(batch.tombstones, _ENDS, self._old_columns(batch)),
+            _Side(batch.data, _BEGINS, self._new_columns(batch)),
         ]
-        filled = [each for each in sides if each.changes.num_rows] or sides
+        filled = [side for side in sides if side.changes.num_rows] or sides
         commits, starts, kinds = (
-            np.concatenate(each) for each in zip(*(side.places() for side in filled), strict=True)
+            np.concatenate(arrays) for arrays in zip(*(side.places() for side in filled), strict=True)
         )
-        columns = [pa.concat_arrays(each) for each in zip(*(side.shown for side in filled), strict=True)]
-        if len(filled) > 1:  # each side is in order
-            order = np.lexsort((starts, commits))  # stable: of one transaction the rows that end stay before
+        columns = [
+            pa.concat_arrays(arrays) for arrays in zip(*(side.columns for side in filled), strict=True)
+        ]
+        if len(filled) > 1:  # each side alone is in order
+            order = np.lexsort((starts, commits))  # stable: rows that end stay first within a transaction
             commits, kinds = commits[order], kinds[order]
-            # one by one, because Arrow takes twice as long for a batch
-            columns = [pc.take(each, pa.array(order), boundscheck=False) for each in columns]
+            # One column at a time, because Arrow takes twice as long for a batch.
+            columns = [pc.take(column, pa.array(order), boundscheck=False) for column in columns]
         feed = [pa.array(_KINDS).take(pa.array(kinds)), pa.array(commits), _timestamps(commits)]
         return pa.RecordBatch.from_arrays([*columns, *feed], schema=self.schema)
 
-    def _begun(self, batch: ChangeBatch) -> list[pa.Array]:
-        shown: list[pa.Array] = self._projection(batch).apply(batch.data).columns
-        return shown
+    def _new_columns(self, batch: ChangeBatch) -> list[pa.Array]:
+        columns: list[pa.Array] = self._projection(batch).apply(batch.data).columns
+        return columns
 
-    def _ended(self, batch: ChangeBatch) -> list[pa.Array]:
+    def _old_columns(self, batch: ChangeBatch) -> list[pa.Array]:
         version = batch.schema.table
-        shown = self._projection(batch).apply(self._old(version, batch.tombstones)).columns
-        return self._without_defaults(version, shown, batch.tombstones.column(OLD))
+        columns = self._projection(batch).apply(self._old_rows(version, batch.tombstones)).columns
+        return self._without_defaults(version, columns, batch.tombstones.column(OLD))
 
     def _projection(self, batch: ChangeBatch) -> Projection:
         return Projection(batch.schema.table, self._table, self._names)
 
-    def _old(self, version: TableInfo, tombstones: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that ended; null where only their keys are known, but for those."""
+    def _old_rows(self, version: TableInfo, tombstones: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that ended; where only the key of a row is known, its other columns are null."""
         old = tombstones.column(OLD)
-        found = dict(zip((field.name for field in old.type), old.flatten(), strict=True))
+        columns = dict(zip((field.name for field in old.type), old.flatten(), strict=True))
         if old.null_count:
-            found |= {name: tombstones.column(name) for name in _keys(version, tombstones)}
-        found |= {name: tombstones.column(name) for name in _SYSTEM if name in tombstones.schema.names}
-        return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
+            columns |= {name: tombstones.column(name) for name in _keys(version, tombstones)}
+        columns |= {name: tombstones.column(name) for name in _SYSTEM if name in tombstones.schema.names}
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
-    def _without_defaults(self, version: TableInfo, shown: list[pa.Array], old: pa.Array) -> list[pa.Array]:
-        """Columns without what was filled in for those that came later, where the old row is not known."""
+    def _without_defaults(self, version: TableInfo, columns: list[pa.Array], old: pa.Array) -> list[pa.Array]:
+        """Return columns with null, not the default of a later column, where the old row is not known."""
         if not old.null_count:
-            return shown
+            return columns
         stored = {column.id for column in version.stored_columns}
         return [
             column
             if name in _SYSTEM or self._table.column(name).id in stored
             else pc.if_else(old.is_valid(), column, pa.scalar(None, column.type))
-            for name, column in zip(self._names, shown, strict=True)
+            for name, column in zip(self._names, columns, strict=True)
         ]
 
 
 _KINDS = ("delete", "update_preimage", "insert", "update_postimage")
-_ENDS, _BEGINS = 0, 2  # where the kinds of a side are, each followed by the one for updates
+_ENDS, _BEGINS = 0, 2  # the first kind of each side in _KINDS; the one after it is for updates
 
 
 class _Side(NamedTuple):
-    """One side of some changes, and the columns to show of it."""
+    """One side of some changes, and the columns of its rows."""
 
     changes: pa.RecordBatch
-    kinds: int
-    shown: list[pa.Array]
+    first_kind: int
+    columns: list[pa.Array]
 
     def places(self) -> tuple[Ints, Ints, Ints]:
-        """When each was committed and begun, and its kind."""
+        """Return the commit-ts, the start-ts and the kind of each row."""
         commits, starts = (self.changes.column(name).to_numpy() for name in (COMMIT_TS, START_TS))
         updates = self.changes.column(UPDATE).cast(pa.int8()).to_numpy()
-        return commits, starts, self.kinds + updates.astype(np.int64)
+        return commits, starts, self.first_kind + updates.astype(np.int64)
 
 
 def _names(table: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns as the table spells them; those of the feed come anyway."""
+    """Return the columns as the table spells them, without those of the feed, which always come."""
     stored = [column.name for column in table.stored_columns]
     if columns is None:
         names = tuple(stored)
     else:
-        asked = [name for name in columns if name not in _FEED_NAMES]
-        names = tuple(name if name in _SYSTEM else table.column(name).name for name in asked)
-    taken = sorted(_FEED_NAMES & {name.lower() for name in names})
-    if taken:
+        own = [name for name in columns if name not in _FEED_NAMES]
+        names = tuple(name if name in _SYSTEM else table.column(name).name for name in own)
+    clashes = sorted(_FEED_NAMES & {name.lower() for name in names})
+    if clashes:
         raise Invalid(
-            f"table {table.name} has a column {taken[0]}, as the change feed has; name others in columns"
+            f"table {table.name} has a column {clashes[0]}, as the change feed has; name others in columns"
         )
     return names
 
@@ -178,30 +180,29 @@ def _keys(version: TableInfo, tombstones: pa.RecordBatch) -> list[str]:
 
 
 def _timestamps(commits: Ints) -> pa.Array:
-    """The physical part, which is milliseconds."""
+    """Return the physical part of timestamps, which is in milliseconds, as times."""
     return pa.array((commits >> LOGICAL_BITS) * _MICROSECONDS).cast(pa.timestamp("us", tz="UTC"))
 
 
-_PART_ROWS_MIN = 64 * 1024  # below it a task costs more than it saves
-
-
-_SHARES = 2  # for each task that runs at once, so that a long one keeps the others waiting less
+_PART_ROWS_MIN = 64 * 1024  # a task for less costs more than it saves
+_PARTS_PER_TASK = 2  # for each task that runs at once, so that a long part keeps others waiting less
 
 
 def feed_parts(
     view: "TableView",
     from_ts: int,
     to_ts: int,
-    rows: "ChangeRows",
+    rows: ChangeRows,
     *,
     handles: tuple[bytes, bytes] = (b"", b""),
     part_bytes: int,
     parallelism: int,
 ) -> "list[ChangesPartition]":
-    """The changes of a range in parts of at most about `part_bytes`, fewer where tasks would be idle.
+    """Divide the changes of a range into parts of at most about `part_bytes`, smaller when tasks would be
+    idle.
 
-    What there is depends on what was flushed when it is planned; the rows of all parts together do not.
-    Raises as `plan_changes` does.
+    The parts depend on what is flushed when they are planned; the rows of all parts together do not. Raises
+    what `plan_changes` raises.
     """
     from penstock.changes import plan_changes
     from penstock.changes.collect import fix_range, schema_parts
@@ -222,8 +223,8 @@ def feed_parts(
     return [part for part in within if part is not None]
 
 
-def read_feed(part: "ChangesPartition", rows: "ChangeRows") -> "Iterator[pa.RecordBatch]":
-    """The rows of a part on an executor, in order. Raises as `collect_changes` does."""
+def read_feed(part: "ChangesPartition", rows: ChangeRows) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part on an executor, in order. Raises what `collect_changes` raises."""
     from penstock.spark.tables import require_storage
 
     for partition in part.table.partitions:
@@ -248,7 +249,7 @@ def _part_rows(
     ]
     rows, nbytes = sum(info.rows for info in infos), sum(info.size_bytes for info in infos)
     largest = max(1, part_bytes * rows // nbytes) if nbytes else _PART_ROWS_MIN
-    return min(largest, max(_PART_ROWS_MIN, -(-rows // (_SHARES * parallelism))))
+    return min(largest, max(_PART_ROWS_MIN, -(-rows // (_PARTS_PER_TASK * parallelism))))
 
 
 Shape = dict[str, tuple[int, pa.DataType]]
@@ -257,9 +258,9 @@ Shape = dict[str, tuple[int, pa.DataType]]
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSchema:
-    """The table at the moment that a stream was declared, with the columns that are wanted.
+    """The table when a stream was declared, and the columns that the stream has.
 
-    `wanted` is None for all of the table's columns: then new ones matter, too.
+    `wanted` is None for all of the table's columns: then a new column stops the stream, too.
     """
 
     table: TableInfo
@@ -267,24 +268,24 @@ class DeclaredSchema:
     wanted: tuple[str, ...] | None = None
 
     def first_change(self, versions: Iterable[SchemaVersion]) -> SchemaVersion | None:
-        """The first of a table's versions, by time, that came later and has other columns.
+        """Return the first of a table's versions, by time, that is later and has other columns.
 
-        Rows of versions that came before are read as the declared one.
+        Rows of earlier versions are read as the declared one.
         """
         shape = _shape(self.table, self.wanted)
-        later = (each for each in versions if each.since_ts > self.ts)
-        return next((each for each in later if _shape(each.table, self.wanted) != shape), None)
+        later = (version for version in versions if version.since_ts > self.ts)
+        return next((version for version in later if _shape(version.table, self.wanted) != shape), None)
 
-    def stopped_by(self, change: SchemaVersion) -> Invalid:
-        """The error that ends a stream there: what is different, and what to do."""
+    def stop_error(self, change: SchemaVersion) -> Invalid:
+        """Return the error that ends a stream at a change: the columns that differ, and the remedy."""
         before, after = _shape(self.table, self.wanted), _shape(change.table, self.wanted)
-        said = [
+        differences = [
             *(f"{name} is new" for name in after if name not in before),
             *(f"{name} is gone" for name in before if name not in after),
             *(f"{name} is another" for name in before if name in after and before[name] != after[name]),
         ]
         return Invalid(
-            f"columns of {change.name} change at version {change.since_ts} ({', '.join(said)});"
+            f"columns of {change.name} change at version {change.since_ts} ({', '.join(differences)});"
             " load the stream again and restart the query from its checkpoint"
         )
 

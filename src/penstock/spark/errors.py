@@ -1,8 +1,8 @@
-"""From what Spark throws to the PenstockError inside it, and the other way round.
+"""Translates between PenstockErrors and the exceptions of Spark.
 
 An error that a Python worker raises reaches the caller as text only, inside one of Spark's exceptions:
-`penstock.errors.Invalid: ...` as the last line of a traceback. Messages of ours are one line each, so the
-kind and the message can be read back.
+`penstock.errors.Invalid: ...` as the last line of a traceback. Our messages have one line each, so the kind
+and the message can be read back.
 """
 
 import os
@@ -13,7 +13,12 @@ from contextlib import contextmanager
 from penstock import errors
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 
-__all__ = ["as_penstock_error", "first_line", "one_line", "spark_errors"]
+__all__ = ["as_penstock_error", "first_line", "hide_worker_traceback", "translate_spark_errors"]
+
+NOT_SHARED = (
+    "executors do not see the folder that the driver writes to; give a folder that is mounted at the same"
+    " path on every machine, or object storage"
+)
 
 _OURS = re.compile(r"penstock\.errors\.(?P<kind>[A-Z]\w*): (?P<message>[^\n]*)")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
@@ -26,11 +31,12 @@ _EXECUTOR_PYTHON = "set spark.python to an interpreter there that has Penstock's
 
 
 @contextmanager
-def one_line() -> Iterator[None]:
-    """Around code that a Python worker runs: let Spark show a PenstockError without the worker's traceback.
+def hide_worker_traceback() -> Iterator[None]:
+    """Let Spark show a PenstockError of the block, which a Python worker runs, without the worker's
+    traceback.
 
-    Spark reads the variable when it writes the error down, and ends the worker after it, so nothing else
-    that runs in a worker is affected.
+    Spark reads the variable when it writes the error, and ends the worker after that: nothing else that runs
+    in a worker is affected.
     """
     try:
         yield
@@ -40,10 +46,10 @@ def one_line() -> Iterator[None]:
 
 
 @contextmanager
-def spark_errors() -> Iterator[None]:
-    """Around code that runs Spark jobs: raise the PenstockError inside what Spark throws.
+def translate_spark_errors() -> Iterator[None]:
+    """Raise the PenstockError inside an exception of Spark, around code that runs Spark jobs.
 
-    What Spark throws for reasons of its own passes unchanged, unless there is a remedy to tell.
+    Other exceptions of Spark pass unchanged, unless we know a remedy.
     """
     try:
         yield
@@ -57,13 +63,13 @@ def spark_errors() -> Iterator[None]:
 
 
 def as_penstock_error(error: BaseException) -> PenstockError | None:
-    """The PenstockError that an exception of Spark's carries or amounts to; None when there is none."""
+    """Return the PenstockError that an exception of Spark contains or stems from; None if there is none."""
     if isinstance(error, PenstockError):
         return error
     text = str(error)
-    ours = list(_OURS.finditer(text))
-    if ours:
-        return _rebuilt(ours[-1]["kind"], _SQLSTATE.sub("", ours[-1]["message"]))
+    raised = list(_OURS.finditer(text))
+    if raised:
+        return _rebuild_error(raised[-1]["kind"], _SQLSTATE.sub("", raised[-1]["message"]))
     for pattern, explain in _KNOWN:
         match = pattern.search(text)
         if match:
@@ -72,18 +78,18 @@ def as_penstock_error(error: BaseException) -> PenstockError | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, without stack trace, error class and state: for a message of our own."""
+    """Return the message of an exception without stack trace, error class and state, for our own message."""
     java = getattr(error, "java_exception", None)  # py4j's errors put a stack trace into their text
     text = java.toString() if java is not None else str(error)
-    lines = [each for each in _SQLSTATE.sub("", text).splitlines() if each.strip()] or [type(error).__name__]
-    if any(each.endswith("Traceback (most recent call last):") for each in lines):
-        lines = [each for each in lines if not each[0].isspace()][-1:]  # the end of a worker's traceback
+    lines = [line for line in _SQLSTATE.sub("", text).splitlines() if line.strip()] or [type(error).__name__]
+    if any(line.endswith("Traceback (most recent call last):") for line in lines):
+        lines = [line for line in lines if not line[0].isspace()][-1:]  # the end of a worker's traceback
     line = re.sub(r"^(?:(?:[\w$]+\.)+[\w$]+: )+", "", lines[0].strip())
     return re.sub(r"^\[[A-Z_.]+\] ", "", line)[:300]
 
 
-def _rebuilt(kind: str, message: str) -> PenstockError:
-    """An error of the named kind, or of the nearest above it that is made of a message alone."""
+def _rebuild_error(kind: str, message: str) -> PenstockError:
+    """Return an error of the kind, or of its nearest base class that takes a message alone."""
     stale = _STALE.search(message) if kind == StaleRead.__name__ else None
     if stale:
         return StaleRead(
@@ -95,11 +101,11 @@ def _rebuilt(kind: str, message: str) -> PenstockError:
         )
     named: type[PenstockError] = getattr(errors, kind, PenstockError)
     nearest = PenstockError
-    for each in reversed(named.__mro__):
-        if "__init__" in vars(each) and issubclass(each, PenstockError):
+    for base in reversed(named.__mro__):
+        if "__init__" in vars(base) and issubclass(base, PenstockError):
             break
-        if issubclass(each, PenstockError):
-            nearest = each
+        if issubclass(base, PenstockError):
+            nearest = base
     return nearest(message)
 
 
@@ -126,10 +132,4 @@ _KNOWN: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], PenstockError]], 
         ),
         lambda _: Unavailable("the Spark session has ended; build a new one and repeat the call"),
     ),
-)
-
-
-NOT_SHARED = (
-    "executors do not see the folder that the driver writes to; give a folder that is mounted at the same"
-    " path on every machine, or object storage"
 )

@@ -1,10 +1,8 @@
-"""Starting the Java process of a session, with a console that shows what concerns the user only.
+"""The Java side of a session: start Java, and check before that Java, Spark and the master are there.
 
-Is there a Java that Spark can run on? Asked before Spark starts, whose script would answer vaguely.
-
-Where Spark is, for a session whose Python processes have PySpark installed.
-
-Where a Spark session runs, and whether it is there: Spark itself would take a minute to say no.
+`launch` starts Java with a console that shows only lines that concern the user. `require_java` and
+`require_master` give clear errors: Spark's own script answers vaguely, and Spark takes a minute to say that a
+master does not answer. `spark_home` makes Python workers start faster.
 """
 
 import os
@@ -42,8 +40,8 @@ __all__ = [
 ]
 
 
-_ABOUT_JAVA_ITSELF = ("WARNING: Using incubator modules", "Picked up JAVA_TOOL_OPTIONS")
-_SAYS_NOTHING = (
+_NOISE = ("WARNING: Using incubator modules", "Picked up JAVA_TOOL_OPTIONS")
+_NO_REASON = (
     "Error occurred during initialization",
     "Error: Could not create",
     "Error: A fatal exception",
@@ -52,9 +50,9 @@ _HELD_LINES = 200
 
 
 def launch(conf: "SparkConf") -> Any:
-    """Start Java with Spark in it and return py4j's gateway; raise Invalid when Java ends at once.
+    """Start Java with Spark in it; return py4j's gateway. Raises Invalid when Java ends at once.
 
-    The process ends when this one does.
+    The Java process ends when this one does.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -70,15 +68,14 @@ def launch(conf: "SparkConf") -> Any:
                 os.close(end)
     except PySparkRuntimeError as error:
         raise Invalid(
-            f"Java ended before Spark started: {console.last_words()};"
-            " check spark.driver_memory and spark.conf"
+            f"Java ended before Spark started: {console.failure()}; check spark.driver_memory and spark.conf"
         ) from error
     console.release()
     return gateway
 
 
 class _Console:
-    """Passes on what Java writes; until Java has started it holds lines back, for one may be the error."""
+    """Passes on what Java writes; holds lines back until Java has started, because one may be the error."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,7 +83,7 @@ class _Console:
         self._threads: list[threading.Thread] = []
 
     def pipe(self, write: Callable[[str], object]) -> int:
-        """A descriptor for the process to write to."""
+        """Return a descriptor for the process to write to; its lines go to `write`."""
         source, end = os.pipe()
         copying = threading.Thread(target=self._copy, args=(source, write), name="spark-console", daemon=True)
         copying.start()
@@ -94,24 +91,24 @@ class _Console:
         return end
 
     def release(self) -> None:
-        """Pass on what was held back, and from now on everything at once."""
+        """Pass on the lines that were held back, and from now on each line at once."""
         with self._lock:
             for write, line in self._held or ():
                 write(line)
             self._held = None
 
-    def last_words(self) -> str:
-        """The line of a finished process that says why it ended."""
-        for each in self._threads:
-            each.join(timeout=5)
+    def failure(self) -> str:
+        """Return the line of a finished process that says why it ended."""
+        for thread in self._threads:
+            thread.join(timeout=5)
         lines = (line.strip() for _, line in self._held or ())
-        telling = (line for line in lines if line and not line.startswith(_SAYS_NOTHING))
-        return next(telling, "it gave no reason").rstrip(".")
+        reasons = (line for line in lines if line and not line.startswith(_NO_REASON))
+        return next(reasons, "it gave no reason").rstrip(".")
 
     def _copy(self, source: int, write: Callable[[str], object]) -> None:
         with os.fdopen(source, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line.startswith(_ABOUT_JAVA_ITSELF):
+                if line.startswith(_NOISE):
                     continue
                 with self._lock:
                     if self._held is not None:
@@ -121,7 +118,7 @@ class _Console:
 
 
 def _to_stdout(text: str) -> None:
-    sys.stdout.write(text)  # whatever it is by then: programs replace it
+    sys.stdout.write(text)  # looked up for each line, because programs replace it
 
 
 def _to_stderr(text: str) -> None:
@@ -129,12 +126,12 @@ def _to_stderr(text: str) -> None:
 
 
 def driver_context(spark: "SparkSession") -> "SparkContext":
-    """The context of a session whose driver is this process; raise Invalid for one of Spark Connect."""
+    """Return the context of a session; raise Invalid for one of Spark Connect, which has no driver here."""
     try:
         return spark.sparkContext
     except AttributeError as error:
         raise Invalid(
-            "this session is of Spark Connect; changefeeds, jobs, pools and shipping need a driver in this"
+            "this is a session of Spark Connect; changefeeds, jobs, pools and shipping need a driver in this"
             " process: build a session with penstock.spark.session.build_session"
         ) from error
 
@@ -146,21 +143,21 @@ _REMEDY = f"install Java {JAVA_MIN} or newer (for instance: apt-get install open
 
 def require_java(environ: Mapping[str, str] = os.environ) -> None:
     """Raise Invalid with the remedy when the Java that Spark would take is missing or too old."""
-    path = _find(environ)
+    path = _find_java(environ)
     try:
-        # the same program that Spark would run
+        # This is the program that Spark runs.
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - Java itself
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Invalid(f"Java at {path} cannot be run; {_REMEDY} and set JAVA_HOME to it") from error
-    found = major_version(done.stderr + done.stdout)
-    if found is None:
-        raise Invalid(f"Java at {path} does not tell its version; {_REMEDY} and set JAVA_HOME to it")
-    if found < JAVA_MIN:
-        raise Invalid(f"Java at {path} is version {found}; {_REMEDY} and set JAVA_HOME to it")
+    version = major_version(done.stderr + done.stdout)
+    if version is None:
+        raise Invalid(f"Java at {path} does not say its version; {_REMEDY} and set JAVA_HOME to it")
+    if version < JAVA_MIN:
+        raise Invalid(f"Java at {path} is version {version}; {_REMEDY} and set JAVA_HOME to it")
 
 
 def major_version(text: str) -> int | None:
-    """The version in what `java -version` writes; 1.8 counts as 8. None when there is none."""
+    """Return the major version in the output of `java -version`, where 1.8 is 8; None when there is none."""
     match = _VERSION.search(text)
     if match is None:
         return None
@@ -168,8 +165,8 @@ def major_version(text: str) -> int | None:
     return int(second) if first == 1 and second else first
 
 
-def _find(environ: Mapping[str, str]) -> str:
-    """The same choice as Spark's start script."""
+def _find_java(environ: Mapping[str, str]) -> str:
+    """Return the Java that Spark's start script runs; raise Invalid when there is none."""
     home = environ.get("JAVA_HOME")
     if home:
         path = Path(home, "bin", "java")
@@ -189,7 +186,7 @@ _ALLOWED = "use local[*], local[N], spark://host:port, yarn or k8s://https://hos
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """A master URL taken apart: which addresses must answer before a session can start."""
+    """A parsed master URL; one of its addresses must answer before a session can start."""
 
     url: str
     in_process: bool = False
@@ -197,13 +194,13 @@ class Master:
 
 
 def parse_master(url: str) -> Master:
-    """Take a master URL apart; raise Invalid when it is none that Spark knows."""
+    """Parse a master URL; raise Invalid when Spark does not know such a master."""
     if _LOCAL.fullmatch(url):
         return Master(url, in_process=not url.startswith("local-cluster"))
     if url == "yarn":
         return Master(url)
     if url.startswith("spark://"):
-        return Master(url, addresses=tuple(_address(url, each) for each in url[8:].split(",")))
+        return Master(url, addresses=tuple(_address(url, text) for text in url[8:].split(",")))
     if url.startswith("k8s://"):
         parts = urlsplit(url[6:] if "://" in url[6:] else f"https://{url[6:]}")
         default = 80 if parts.scheme == "http" else 443
@@ -213,7 +210,7 @@ def parse_master(url: str) -> Master:
             f"spark.master = {url!r} is a Spark Connect server; build that session with"
             " SparkSession.builder.remote and give it to penstock.spark.register"
         )
-    raise Invalid(f"spark.master = {url!r} is no master of Spark's; {_ALLOWED}")
+    raise Invalid(f"spark.master = {url!r} is not a master that Spark knows; {_ALLOWED}")
 
 
 def require_master(master: Master, environ: Mapping[str, str] = os.environ) -> None:
@@ -252,17 +249,20 @@ HOME = "SPARK_HOME"
 
 
 def quick_home() -> str:
-    """PySpark's folder without the archive of its sources; removed with this process.
+    """Return a copy of PySpark's folder without the archive of its sources; it is removed with this process.
 
-    Every Python process that Spark starts would import PySpark from the archive and compile it first, which
-    takes it a second; without the archive it imports the installed package, which is compiled.
+    With the archive, every Python process that Spark starts imports PySpark from it and compiles it first,
+    which takes a second. Without the archive it imports the installed package, which is compiled.
     """
     return _folder().name
 
 
 @contextmanager
 def spark_home(master: Master, python: str) -> Iterator[None]:
-    """Name it while Spark starts, unless the user has: where Python runs here, as this program does."""
+    """Set SPARK_HOME to `quick_home` while Spark starts.
+
+    Not when the user has set it, and only when workers run on this machine with this program's interpreter.
+    """
     if HOME in os.environ or not master.in_process or python != sys.executable:
         yield
         return

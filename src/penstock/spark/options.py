@@ -1,8 +1,8 @@
 """The options of the data source: camelCase as Spark's own, parsed once into a frozen value.
 
-Points in time as people write them in options, and as timestamps.
-
-The options rangeFrom and rangeTo as the handles that a read begins and ends with.
+`parse_options` checks all options of a read. `parse_version`, `parse_first_ts` and `parse_last_ts` turn a
+text into a timestamp; `handle_bounds` turns rangeFrom and rangeTo into the handles at which a read begins and
+ends.
 """
 
 import difflib
@@ -30,7 +30,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def parse_version(option: str, text: str) -> int:
-    """A commit timestamp given as an integer; raise Invalid when it is none."""
+    """Return a commit timestamp given as an integer; raise Invalid when the text is not one."""
     try:
         version = int(text)
     except ValueError:
@@ -38,36 +38,39 @@ def parse_version(option: str, text: str) -> int:
     if not 0 <= version <= TS_MAX:
         instead = option.replace("Version", "Timestamp").replace("version", "timestamp")
         raise Invalid(
-            f"option {option} = {text!r} is no commit timestamp; give a whole number of 0 or more,"
+            f"option {option} = {text!r} is not a commit timestamp; give a whole number of 0 or more,"
             f" or a date and time with {instead}"
         )
     return version
 
 
 def parse_first_ts(option: str, text: str) -> int:
-    """The first timestamp of the millisecond that a text names; raise Invalid when it names none."""
+    """Return the first timestamp of the millisecond that a text names; raise Invalid when it names none."""
     return compose_ts(_milliseconds(option, text))
 
 
 def parse_last_ts(option: str, text: str) -> int:
-    """The last timestamp of the millisecond that a text names: what was committed until then counts."""
+    """Return the last timestamp of the millisecond that a text names: every commit up to its end counts."""
     return compose_ts(_milliseconds(option, text), LOGICAL_MAX)
 
 
 def _milliseconds(option: str, text: str) -> int:
-    """ISO 8601; without an offset it is UTC, whatever the session's time zone: workers do not know that."""
+    """Return the milliseconds since 1970 of a time in ISO 8601.
+
+    A time without an offset is UTC, whatever the session's time zone: workers do not know that.
+    """
     try:
-        moment = datetime.fromisoformat(text.strip())
+        time = datetime.fromisoformat(text.strip())
     except ValueError:
-        moment = _EPOCH - _MILLISECOND
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    if moment < _EPOCH:
+        time = _EPOCH - _MILLISECOND  # refused below
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    if time < _EPOCH:
         raise Invalid(
-            f"option {option} = {text!r} is no date and time since 1970; write it as 2026-01-31,"
+            f"option {option} = {text!r} is not a date and time since 1970; write it as 2026-01-31,"
             " 2026-01-31 09:30:00 or 2026-01-31T09:30:00.250+02:00 (UTC without an offset)"
         )
-    return (moment - _EPOCH) // _MILLISECOND
+    return (time - _EPOCH) // _MILLISECOND
 
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
@@ -90,7 +93,7 @@ _KEY = re.compile(r"0x(?:[0-9a-f]{2})*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What one read asks for. `settings` has the connection options laid over the settings file."""
+    """The options of one read. `settings` are those of the file, overridden by connection options."""
 
     settings: Settings
     table: str
@@ -106,31 +109,31 @@ class SourceOptions:
     range_from: int | bytes | None = None
     """The first handle: a number, or the bytes of a clustered key."""
     range_to: int | bytes | None = None
-    """The first handle behind the range."""
+    """The first handle after the range."""
     partition_bytes: int = PARTITION_BYTES
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     consumer_id: str | None = None
     """The name under which a stream holds the history that it needs; no two streams may have the same."""
     flight_addr: str | None = None
-    """Where to read unflushed rows instead of the address that the table's capture advertises."""
+    """The address to read unflushed rows from, instead of the one that the table's capture advertises."""
     flight_tls: TlsSettings | None = None
 
 
 def parse_options(
     given: Mapping[str, str], *, defaults: Mapping[str, str] | None = None, settings: Settings | None = None
 ) -> SourceOptions:
-    """Check the options of one read; raise Invalid with what is allowed.
+    """Check the options of one read; raise Invalid, with the allowed ones, when an option is refused.
 
-    `defaults` are connection options that `given` may overrule; `settings` are what both are laid over:
-    without them the file that the option `config` or the variable PENSTOCK_CONFIG names.
+    `given` options override `defaults`, which are connection options, and both override `settings`: without
+    these, the settings file that the option `config` or the variable PENSTOCK_CONFIG names.
     """
     explicit = {key.lower(): value for key, value in given.items()}
     fallback = {key.lower(): value for key, value in (defaults or {}).items()}
     _refuse_unknown(explicit, fallback)
     options = {**fallback, **explicit}
     _refuse_contradictions(options)
-    settings = _laid_over(_base(options, settings), options)
+    settings = _override_settings(_base(options, settings), options)
     from_ts, to_ts = _change_range(options)
     range_from, range_to = _key_range(options)
     return SourceOptions(
@@ -154,12 +157,12 @@ def parse_options(
 
 
 def check_defaults(defaults: Mapping[str, str]) -> None:
-    """Raise Invalid when a default is no connection option: what a read is about belongs to the read."""
+    """Raise Invalid when a default is not a connection option: other options belong to a read."""
     allowed = {name.lower() for name in _CONNECTION}
     for key in defaults:
         if key.lower() not in allowed and not key.lower().startswith(_STORAGE_OPTION):
             raise Invalid(
-                f"spark.penstock.{key} is no default of the data source; there are"
+                f"spark.penstock.{key} is not a default of the data source; there are"
                 f" {', '.join(_CONNECTION)} and storageOptions.*"
             )
 
@@ -209,14 +212,16 @@ def _base(options: Mapping[str, str], settings: Settings | None) -> Settings:
     return penstock_settings.load(Path(path)) if path else Settings()
 
 
-def _laid_over(base: Settings, options: Mapping[str, str]) -> Settings:
+def _override_settings(base: Settings, options: Mapping[str, str]) -> Settings:
     capture = base.capture
     prefix = len(_STORAGE_OPTION)
-    given = {key[prefix:]: value for key, value in options.items() if key.startswith(_STORAGE_OPTION)}
+    storage_options = {
+        key[prefix:]: value for key, value in options.items() if key.startswith(_STORAGE_OPTION)
+    }
     capture = capture.model_copy(
         update={
-            "storage": shared_url(options.get("storage", capture.storage)),
-            "storage_options": {**capture.storage_options, **given},
+            "storage": absolute_url(options.get("storage", capture.storage)),
+            "storage_options": {**capture.storage_options, **storage_options},
             "flight_token": _token(options) or capture.read_flight_token(),
             "flight_token_path": None,  # read above: executors have no such file
         }
@@ -232,12 +237,12 @@ def _token(options: Mapping[str, str]) -> SecretStr | None:
     return penstock_settings.parse(tree, origin="option flightToken").capture.flight_token
 
 
-def shared_url(url: str) -> str:
-    """A storage URL that means the same place in every process; raise Invalid when there is none."""
+def absolute_url(url: str) -> str:
+    """Return the storage URL with an absolute path, for other processes; raise Invalid for memory://."""
     parts = urlsplit(url)
     if parts.scheme == "memory":
         raise Invalid(
-            "storage memory:// lives in one process, which Spark's workers are not; use file:// or s3://"
+            "storage memory:// belongs to one process, not to Spark's workers; use file:// or s3://"
         )
     if parts.scheme != "file":
         return url
@@ -246,12 +251,12 @@ def shared_url(url: str) -> str:
 
 
 def _addresses(text: str) -> tuple[str, ...]:
-    addresses = tuple(each.strip() for each in text.split(","))
-    for each in addresses:
-        host, _, port = each.rpartition(":")
+    addresses = tuple(address.strip() for address in text.split(","))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise Invalid(
-                f"option pdAddrs has {each!r}, which is not host:port; separate several with commas"
+                f"option pdAddrs has {address!r}, which is not host:port; separate several with commas"
             )
     return addresses
 
@@ -285,10 +290,10 @@ def _columns(options: Mapping[str, str]) -> tuple[str, ...] | None:
         except ValueError:
             names = None
     else:
-        names = [each.strip() for each in text.split(",")]
-    if not isinstance(names, list) or not names or not all(isinstance(each, str) and each for each in names):
+        names = [name.strip() for name in text.split(",")]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise Invalid(
-            "option columns is no list of names; write them as 'id, name' or as '[\"id\", \"name\"]'"
+            "option columns is not a list of names; write them as 'id, name' or as '[\"id\", \"name\"]'"
         )
     if len(set(names)) != len(names):
         raise Invalid("option columns names a column twice; name each once")
@@ -304,7 +309,7 @@ def _as_of(options: Mapping[str, str]) -> int | None:
 
 
 def _change_range(options: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """The range (from_ts, to_ts]; both ends of the options count as inside, as in Delta's change feed."""
+    """Return the range (from_ts, to_ts]; both ends of the options are included, as in Delta's change feed."""
     first = last = None
     if "startingversion" in options:
         first = parse_version("startingVersion", options["startingversion"])
@@ -346,7 +351,7 @@ def _handle(options: Mapping[str, str], name: str) -> int | bytes | None:
     try:
         return int(text)
     except ValueError:
-        # the text may be part of a row's key: it is not shown
+        # The text may be part of a row's key, so the message does not show it.
         raise Invalid(f"option {name} is neither a whole number nor a key as 0x...") from None
 
 
@@ -392,14 +397,14 @@ _INT64 = range(-(1 << 63), 1 << 63)
 def handle_bounds(
     table: TableInfo, range_from: int | bytes | None, range_to: int | bytes | None
 ) -> tuple[bytes, bytes]:
-    """The first handle, and the first one behind the range; empty where there is no bound.
+    """Return the first handle of the range, and the first one after it; empty where there is no bound.
 
-    Raises Invalid when a number is given for a table whose rows are not numbered.
+    Raises Invalid when a number is given for a table whose handles are not numbers.
     """
-    return _bound(table, "rangeFrom", range_from), _bound(table, "rangeTo", range_to)
+    return _encode_bound(table, "rangeFrom", range_from), _encode_bound(table, "rangeTo", range_to)
 
 
-def _bound(table: TableInfo, option: str, given: int | bytes | None) -> bytes:
+def _encode_bound(table: TableInfo, option: str, given: int | bytes | None) -> bytes:
     if given is None or isinstance(given, bytes):
         return given or b""
     if table.handle_kind is HandleKind.COMMON:
@@ -407,5 +412,5 @@ def _bound(table: TableInfo, option: str, given: int | bytes | None) -> bytes:
             f"option {option}: rows of {table.name} are in the order of their encoded key; give it as 0x..."
         )
     if given not in _INT64:
-        raise Invalid(f"option {option} is no handle: it does not fit 64 bits; give a smaller number")
+        raise Invalid(f"option {option} is not a handle: it does not fit 64 bits; give a smaller number")
     return encode_handle(given)

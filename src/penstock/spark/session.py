@@ -1,8 +1,8 @@
-"""The one place that builds a Spark session. Everything else is given one.
+"""The one place that builds a Spark session; everything else is given one.
 
-A Spark session that is built when it is first needed: most processes that run jobs never need one.
-
-One scheduler pool for each account, so that nobody's jobs starve another's.
+`build_session` builds it at once. `LateSession` builds it when it is first needed: most processes that run
+jobs never need one. Each account has its own scheduler pool, so that the jobs of one account do not starve
+those of another.
 """
 
 import logging
@@ -28,54 +28,24 @@ if TYPE_CHECKING:
 
     from penstock.settings import PoolSettings
 
+_log = logging.getLogger(__name__)
 
 _POOL = "spark.scheduler.pool"
-
-
-def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:
-    """Spark's allocation file for the pools of the settings; jobs within a pool share it fairly too."""
-    root = ElementTree.Element("allocations")
-    for name, pool in pools.items():
-        element = ElementTree.SubElement(root, "pool", name=name)
-        ElementTree.SubElement(element, "schedulingMode").text = "FAIR"
-        ElementTree.SubElement(element, "weight").text = str(pool.weight)
-        ElementTree.SubElement(element, "minShare").text = str(pool.min_share)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-def enter_pool(spark: "SparkSession", account: str) -> None:
-    """Run all jobs that this thread starts from now on in the account's pool; raise as `driver_context`."""
-    driver_context(spark).setLocalProperty(_POOL, account)
-
-
-@contextmanager
-def in_pool(spark: "SparkSession", account: str) -> Iterator[None]:
-    """Run the jobs that this thread starts inside the block in the account's pool; see `enter_pool`."""
-    context = driver_context(spark)
-    before = context.getLocalProperty(_POOL)
-    context.setLocalProperty(_POOL, account)
-    try:
-        yield
-    finally:
-        # Spark takes None as "no pool of its own", though its annotation does not say so
-        context.setLocalProperty(_POOL, before)  # type: ignore[arg-type]
-
-
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
 _PYTHON = "PYSPARK_PYTHON"
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _EXECUTOR_JAVA_OPTIONS = "spark.executor.extraJavaOptions"
 _ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Spark asks for a value only where there is one; Arrow need not check that again."""
+"""Spark checks for null before it reads a value, so Arrow need not check again."""
 
 
 def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSession":
     """Build the session of this process, with the data source registered for these settings.
 
-    With a master that is not local the package is shipped to the executors. A session that runs already on
-    the same master is returned as it is. Raises Invalid when Java is missing or too old or when a setting is
-    refused, Unavailable when the master does not answer: one line each.
+    With a master that is not local, the package is shipped to the executors. A session that runs already on
+    the same master is returned as it is. Raises Invalid when Java is missing or too old or a setting is
+    refused, Unavailable when the master does not answer; messages have one line.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -102,7 +72,7 @@ def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSe
 def session_conf(
     wanted: SparkSettings, master: Master, *, app_name: str, allocations: Path
 ) -> dict[str, str]:
-    """Spark's configuration for the settings; what `conf` says wins."""
+    """Return Spark's configuration for the settings; entries of `conf` win."""
     conf = {
         "spark.master": master.url,
         "spark.app.name": app_name,
@@ -115,14 +85,14 @@ def session_conf(
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": str(wanted.ui_port != 0).lower(),
         "spark.ui.showConsoleProgress": "false",
-        **{f"spark.executorEnv.{name}": value for name, value in process.ENVIRONMENT.items()},
+        **{f"spark.executorEnv.{name}": value for name, value in process.ARROW_ENVIRONMENT.items()},
     }
     if wanted.ui_port:
         conf["spark.ui.port"] = str(wanted.ui_port)
-    if master.in_process:  # nothing connects from elsewhere, and host names that do not resolve do no harm
+    if master.in_process:  # no other machine connects; works when the host name does not resolve
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     conf |= wanted.conf
-    driver, executor = (wanted.conf.get(each, "") for each in (_JAVA_OPTIONS, _EXECUTOR_JAVA_OPTIONS))
+    driver, executor = (wanted.conf.get(key, "") for key in (_JAVA_OPTIONS, _EXECUTOR_JAVA_OPTIONS))
     conf[_JAVA_OPTIONS] = f"{_console_options(wanted)} {_ARROW_OPTIONS} {driver}".strip()
     conf[_EXECUTOR_JAVA_OPTIONS] = f"{_ARROW_OPTIONS} {executor}".strip()
     return conf
@@ -164,9 +134,9 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
 
 @contextmanager
 def _interpreters(wanted: SparkSettings) -> Iterator[str]:
-    """Name the interpreters while Spark starts: it takes them from the environment, and then remembers them.
+    """Set the interpreters in the environment while Spark starts, which then remembers them.
 
-    One, which is returned, runs on executors and plans reads; the driver's own looks for data sources.
+    One, which is yielded, runs on executors and plans reads; the driver's own finds data sources.
     """
     before = {name: os.environ.get(name) for name in (_PYTHON, _DRIVER_PYTHON)}
     os.environ[_PYTHON] = python = wanted.python or before[_PYTHON] or sys.executable
@@ -188,14 +158,11 @@ def _why_not_started(error: Exception, master: Master) -> PenstockError:
     line = first_line(error)
     if "IllegalArgument" in f"{type(error).__name__} {error}":
         return Invalid(f"Spark refuses its configuration: {line}; check spark.* in the settings")
-    return Unavailable(f"Spark did not start on {master.url}: {line}; look at the master's log")
-
-
-_log = logging.getLogger(__name__)
+    return Unavailable(f"Spark did not start on {master.url}: {line}; read the master's log")
 
 
 class LateSession:
-    """The session of this process, for any number of threads. It is built once."""
+    """The session of this process, for any number of threads; built once, when it is first needed."""
 
     def __init__(self, settings: Settings, *, app_name: str) -> None:
         self._settings = settings
@@ -204,18 +171,21 @@ class LateSession:
         self._spark: SparkSession | None = None
 
     def check(self) -> None:
-        """Raise as `build_session` does where Java is missing or no master answers; start nothing."""
+        """Check that a session can be built, and start nothing.
+
+        Raises Invalid when Java is missing or too old, Unavailable when the master does not answer.
+        """
         require_java()
         require_master(parse_master(self._settings.spark.master))
 
     def __call__(self, account: str) -> "SparkSession":
-        """The session, with the account's pool for what this thread runs; raises as `build_session` does."""
+        """Return the session, with the account's pool for this thread's jobs; raise as `build_session`."""
         spark = self.get()
         enter_pool(spark, account)
         return spark
 
     def get(self) -> "SparkSession":
-        """The session; raises as `build_session` does."""
+        """Return the session; raise what `build_session` raises."""
         with self._lock:
             if self._spark is None:
                 _log.info("starting Spark", extra={"master": self._settings.spark.master})
@@ -228,3 +198,38 @@ class LateSession:
             if self._spark is not None:
                 self._spark.stop()
                 self._spark = None
+
+
+def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:
+    """Return Spark's allocation file for the pools of the settings; jobs in a pool share it fairly too."""
+    root = ElementTree.Element("allocations")
+    for name, pool in pools.items():
+        element = ElementTree.SubElement(root, "pool", name=name)
+        ElementTree.SubElement(element, "schedulingMode").text = "FAIR"
+        ElementTree.SubElement(element, "weight").text = str(pool.weight)
+        ElementTree.SubElement(element, "minShare").text = str(pool.min_share)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def enter_pool(spark: "SparkSession", account: str) -> None:
+    """Run all jobs that this thread starts from now on in the account's pool.
+
+    Raises Invalid for a session of Spark Connect, which has no driver in this process.
+    """
+    driver_context(spark).setLocalProperty(_POOL, account)
+
+
+@contextmanager
+def in_pool(spark: "SparkSession", account: str) -> Iterator[None]:
+    """Run the jobs that this thread starts inside the block in the account's pool.
+
+    Raises Invalid for a session of Spark Connect, which has no driver in this process.
+    """
+    context = driver_context(spark)
+    before = context.getLocalProperty(_POOL)
+    context.setLocalProperty(_POOL, account)
+    try:
+        yield
+    finally:
+        # Spark takes None as "no pool", though its annotation does not say so.
+        context.setLocalProperty(_POOL, before)  # type: ignore[arg-type]

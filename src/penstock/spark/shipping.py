@@ -1,6 +1,6 @@
-"""The package as one file, for executors that do not have it or have another version.
+"""What executors get from the driver: the package as one file, and settings that mean the same everywhere.
 
-Settings that mean the same on the driver and on every executor.
+Executors may not have the package, or have another version of it.
 """
 
 import hashlib
@@ -16,18 +16,18 @@ import penstock
 from penstock.errors import Invalid
 from penstock.settings import Settings
 from penstock.spark.jvm import driver_context
-from penstock.spark.options import shared_url
+from penstock.spark.options import absolute_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_STREAMS = "streaming_job"  # the folder of files that processes which plan streams have; they know no archive
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip file can name: equal sources give equal archives
+_STREAMS = "streaming_job"  # the folder on the path of processes that plan streams: they do not read archives
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal sources give equal archives
 
 
 def ship(spark: "SparkSession") -> None:
-    """Give the package to every executor, present and future; there it comes before an installed one."""
+    """Send the package to every executor, present and future, where it comes before an installed one."""
     from pyspark import SparkFiles
 
     context = driver_context(spark)
@@ -38,19 +38,20 @@ def ship(spark: "SparkSession") -> None:
     context.addPyFile(str(path))
     with zipfile.ZipFile(path) as archive:
         archive.extractall(root / _STREAMS)
-    # Spark puts the file on the driver's path too; the driver goes on with the package it was started with
+    # Spark puts the file on the driver's path too; the driver goes on with the package it was started with.
     here = str(root / path.name)
-    sys.path[:] = [each for each in sys.path if each != here]
+    sys.path[:] = [entry for entry in sys.path if entry != here]
 
 
 def build_archive(folder: Path, package: Path | None = None) -> Path:
-    """Write the package, sources and compiled, into `folder`; the file's name tells version and content.
+    """Write the package, sources and compiled files, into an archive in `folder`; return its path.
 
-    Compiled files are what makes it quick: a worker would otherwise compile the sources each time it
-    starts, because nothing can be cached beside an archive. Another version of Python takes the sources.
+    The file's name has the version and a digest of the content. Compiled files make it quick: without them a
+    worker compiles the sources each time it starts, because nothing can be cached beside an archive. Another
+    version of Python uses the sources.
     """
     package = package or Path(penstock.__file__).parent
-    files = sorted(each for each in package.rglob("*") if each.is_file() and "__pycache__" not in each.parts)
+    files = sorted(path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     if not files:
         raise Invalid(
             f"package {package} has no files to ship; install Penstock as a folder, not as an archive"
@@ -64,12 +65,12 @@ def build_archive(folder: Path, package: Path | None = None) -> Path:
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
             _add(archive, name, content)
             if path.suffix == ".py":
-                _add(archive, f"{name}c", _compiled(path, name, Path(scratch, "compiled.pyc")))
+                _add(archive, f"{name}c", _compile(path, name, Path(scratch, "compiled.pyc")))
     return unfinished.rename(folder / f"penstock-{penstock.__version__}-{digest.hexdigest()[:12]}.zip")
 
 
-def _compiled(path: Path, name: str, scratch: Path) -> bytes:
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH  # archives keep no times that could be compared
+def _compile(path: Path, name: str, scratch: Path) -> bytes:
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH  # an archive has no times to compare
     py_compile.compile(str(path), str(scratch), dfile=name, doraise=True, invalidation_mode=mode)
     content = scratch.read_bytes()
     assert content.startswith(importlib.util.MAGIC_NUMBER)
@@ -81,13 +82,14 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def for_executors(settings: Settings) -> Settings:
-    """Settings without what only this process knows: paths relative to it, and token files.
+    """Return settings without what only this process has: the token's file, and paths relative to this
+    process.
 
     Raises Invalid when storage cannot be shared, or the token cannot be read.
     """
     capture = settings.capture.model_copy(
         update={
-            "storage": shared_url(settings.capture.storage),
+            "storage": absolute_url(settings.capture.storage),
             "flight_token": settings.capture.read_flight_token(),
             "flight_token_path": None,
         }

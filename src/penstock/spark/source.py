@@ -1,10 +1,8 @@
-"""The Spark data source `penstock`: from options to the read that they ask for.
+"""The Spark data source `penstock`: `register` makes it known to a session, options choose the read.
 
-Spark calls it from Python processes of its own, on the driver's machine: one creates the source and asks for
-its schema, another plans partitions, and the reader then travels to the executors. Only what is pickled with
-the source reaches them: that is why settings and defaults are attributes of its class.
-
-Making the data source, and what belongs to it in SQL, known to a session.
+Spark calls the source from Python processes of its own, on the driver's machine: one creates it and asks for
+its schema, another plans partitions, and the reader then goes to the executors. Only what is pickled with the
+source reaches them, so settings and defaults are attributes of its class.
 """
 
 import os
@@ -14,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from penstock.spark.errors import one_line
+from penstock.spark.errors import hide_worker_traceback
 from penstock.spark.sql import FUNCTION, changes_function
-from penstock.spark.tasks import task_begins
+from penstock.spark.tasks import begin_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,11 +29,11 @@ __all__ = ["PenstockDataSource", "register"]
 
 
 class PenstockDataSource(DataSource):
-    """`spark.read.format("penstock")`. Registered by penstock.spark.register, or by being installed."""
+    """`spark.read.format("penstock")`, registered by `penstock.spark.register`, or installed."""
 
     settings: ClassVar["Settings | None"] = None
     defaults: ClassVar[dict[str, str]] = {}
-    parallelism: ClassVar[int] = os.cpu_count() or 1  # where nobody says how many tasks run at once
+    parallelism: ClassVar[int] = os.cpu_count() or 1  # if the session does not say how many tasks run
     _read: "TableRead | None" = None
 
     @classmethod
@@ -43,19 +41,19 @@ class PenstockDataSource(DataSource):
         return "penstock"
 
     def schema(self) -> "StructType":
-        with one_line():
-            return self._opened().schema()
+        with hide_worker_traceback():
+            return self._open().schema()
 
     def reader(self, schema: "StructType") -> DataSourceReader:
-        with one_line():
-            return _OneLineReader(self._opened().reader(schema))
+        with hide_worker_traceback():
+            return _OneLineReader(self._open().reader(schema))
 
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:
         from penstock.spark.stream import open_stream
 
-        return open_stream(self._opened, schema)
+        return open_stream(self._open, schema)
 
-    def _opened(self) -> "TableRead":
+    def _open(self) -> "TableRead":
         if self._read is None:
             from penstock.spark.options import parse_options
 
@@ -65,7 +63,7 @@ class PenstockDataSource(DataSource):
 
     @classmethod
     def open_read(cls, options: "SourceOptions") -> "TableRead":
-        """The read that the options ask for."""
+        """Return the read that the options ask for."""
         if options.origin == "kv":
             from penstock.spark.table_read import KvRead
 
@@ -86,14 +84,14 @@ class _OneLineReader(DataSourceReader):
         self._inner = inner
 
     def partitions(self) -> Sequence[InputPartition]:
-        with one_line():
+        with hide_worker_traceback():
             return self._inner.partitions()
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         if type(partition) is InputPartition and partition.value is None:
-            return  # Spark makes one up where a reader has planned none
-        task_begins()
-        with one_line():
+            return  # Spark makes up a partition when a reader has planned none
+        begin_task()
+        with hide_worker_traceback():
             yield from self._inner.read(partition)
 
 
@@ -101,31 +99,30 @@ _PREFIX = "spark.penstock."
 
 
 def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
-    """Make the data source `penstock` and the SQL function `penstock_changes` known to a session.
+    """Register the data source `penstock` and the SQL function `penstock_changes` with a session.
 
-    Doing it again replaces what they knew.
-
-    What reads do not say themselves is taken from the session's spark.penstock.* configuration as it is now,
-    then from `settings`, or else from the settings file that PENSTOCK_CONFIG names. Raises Invalid when a key
-    of spark.penstock.* is unknown.
+    Options that a read does not give come from the session's spark.penstock.* configuration as it is now,
+    then from `settings`, or else from the settings file that PENSTOCK_CONFIG names. Registering again
+    replaces both. Raises Invalid when a key of spark.penstock.* is unknown.
     """
     from penstock.spark.options import CONFIG_VARIABLE, check_defaults
 
-    found = {
+    session_defaults = {
         key[len(_PREFIX) :]: value for key, value in spark.conf.getAll.items() if key.startswith(_PREFIX)
     }
-    check_defaults(found)
+    check_defaults(session_defaults)
     path = os.environ.get(CONFIG_VARIABLE)
-    if settings is None and path and "config" not in {key.lower() for key in found}:
-        found["config"] = str(Path(path).absolute())  # workers may run elsewhere and without the variable
-    known = settings
+    if settings is None and path and "config" not in {key.lower() for key in session_defaults}:
+        # Workers may run in another folder and without the variable.
+        session_defaults["config"] = str(Path(path).absolute())
+    session_settings = settings
     context = getattr(spark, "sparkContext", None)  # Spark Connect has none
     at_once = PenstockDataSource.parallelism if context is None else context.defaultParallelism
 
-    class Configured(PenstockDataSource):  # made here, so that it is pickled as a whole, with what it knows
-        settings = known
-        defaults = found
+    class Configured(PenstockDataSource):  # a local class is pickled as a whole, with its attributes
+        settings = session_settings
+        defaults = session_defaults
         parallelism = at_once
 
     spark.dataSource.register(Configured)
-    spark.udtf.register(FUNCTION, changes_function(known, found))
+    spark.udtf.register(FUNCTION, changes_function(session_settings, session_defaults))

@@ -1,4 +1,4 @@
-"""Changes in SQL: a table function for small ranges, and views for any."""
+"""Changes in SQL: a table function for small ranges, and views for ranges of any size."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from pyspark.sql.types import TimestampType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
 from penstock.errors import Invalid
-from penstock.spark.errors import one_line, spark_errors
+from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,22 +30,22 @@ _USAGE = f"write {FUNCTION}('shop.orders', 445644800000000001) or with an end as
 
 @dataclass
 class PlannedChanges(AnalyzeResult):
-    """The schema, and what is to be read: Spark hands it from the analysis to the task."""
+    """The schema and the parts to read; Spark hands it from the analysis to the task."""
 
     reader: "ChangeFeedReader | None" = None
     parts: "list[InputPartition]" = field(default_factory=list)
 
 
 def changes_function(settings: "Settings | None", defaults: dict[str, str]) -> "UserDefinedTableFunction":
-    """`penstock_changes(table, start [, end])` as a table function that knows these settings.
+    """Return the table function `penstock_changes(table, start [, end])` with these settings.
 
-    Both ends are inside, as with startingVersion and endingVersion: whole numbers are versions, texts and
-    timestamps are times. Spark runs it as one task and takes its rows one by one, because only such a
-    function may find out its columns by itself: it is for thousands of changes, not for millions.
+    Both ends are included, as with startingVersion and endingVersion. Whole numbers are versions, texts and
+    timestamps are times. Spark runs the function as one task and takes its rows one by one, because only such
+    a function may find out its columns by itself: it is for thousands of changes, not for millions.
     """
     from pyspark.sql.functions import udtf
 
-    class Changes:  # made here, so that it is pickled as a whole, with what it knows
+    class Changes:  # a local class is pickled as a whole, with the settings that it uses
         def __init__(self, planned: PlannedChanges) -> None:
             self._planned = planned
 
@@ -53,15 +53,15 @@ def changes_function(settings: "Settings | None", defaults: dict[str, str]) -> "
         def analyze(
             table: AnalyzeArgument, start: AnalyzeArgument, end: AnalyzeArgument | None = None
         ) -> AnalyzeResult:
-            with one_line():
-                return _planned(settings, defaults, [table, start, *([end] if end is not None else [])])
+            with hide_worker_traceback():
+                return _plan(settings, defaults, [table, start, *([end] if end is not None else [])])
 
         def eval(self, *_given: Any) -> Iterator[tuple[Any, ...]]:
-            with one_line():
+            with hide_worker_traceback():
                 yield from _rows(self._planned)
 
-    made = udtf(Changes, useArrow=True)
-    return cast("UserDefinedTableFunction", made)  # or the class of that name that Spark Connect has
+    function = udtf(Changes, useArrow=True)
+    return cast("UserDefinedTableFunction", function)  # or the class of that name that Spark Connect has
 
 
 def changes_view(
@@ -73,57 +73,58 @@ def changes_view(
     name: str = "",
     **options: str,
 ) -> "DataFrame":
-    """Make the changes of a range a temporary view, read in parallel, and return them.
+    """Create a temporary view of the changes of a range, which is read in parallel; return the changes.
 
-    The view's name is that of the table with `_changes` behind it unless `name` says another. Numbers are
-    versions, other values times; both ends are inside. Without an end it is the newest at this moment, and
-    stays that. `options` are options of the data source. Raises as a read of the change feed does.
+    Without `name`, the view's name is that of the table with `_changes` after it. Numbers are versions, other
+    values are times; both ends are included. Without `end`, the range ends with the newest change at this
+    moment, and stays so. `options` are options of the data source. Raises what a read of the change feed
+    raises.
     """
-    found = name or f"{table.rpartition('.')[2]}_changes"
-    if not _NAME.fullmatch(found):
-        raise Invalid(f"{found!r} is no name for a view; use letters, digits and _")
-    bounds = {**_bound("starting", start), **({} if end is None else _bound("ending", end))}
+    view_name = name or f"{table.rpartition('.')[2]}_changes"
+    if not _NAME.fullmatch(view_name):
+        raise Invalid(f"{view_name!r} is not a name for a view; use letters, digits and _")
+    bounds = {**_bound_option("starting", start), **({} if end is None else _bound_option("ending", end))}
     reader = spark.read.format("penstock").option("readChangeFeed", "true").option("table", table)
-    with spark_errors():
+    with translate_spark_errors():
         changes = reader.options(**options, **bounds).load()
-        changes.createOrReplaceTempView(found)
+        changes.createOrReplaceTempView(view_name)
     return changes
 
 
-def _planned(
+def _plan(
     settings: "Settings | None", defaults: dict[str, str], given: list[AnalyzeArgument]
 ) -> PlannedChanges:
     from penstock.spark.change_feed import ChangeFeedRead
     from penstock.spark.options import parse_options
 
-    if any(not each.isConstantExpression or each.value is None for each in given):
+    if any(not argument.isConstantExpression or argument.value is None for argument in given):
         raise Invalid(f"the arguments of {FUNCTION} must be constants; {_USAGE}")
     table, start, *end = map(_value, given)
-    asked = {"table": str(table), "readChangeFeed": "true", **_bound("starting", start)}
+    options = {"table": str(table), "readChangeFeed": "true", **_bound_option("starting", start)}
     for last in end:
-        asked |= _bound("ending", last)
-    read = ChangeFeedRead(parse_options(asked, defaults=defaults, settings=settings), parallelism=1)
+        options |= _bound_option("ending", last)
+    read = ChangeFeedRead(parse_options(options, defaults=defaults, settings=settings), parallelism=1)
     schema = read.schema()
     reader = read.reader(schema)
     return PlannedChanges(schema=schema, reader=reader, parts=list(reader.partitions()))
 
 
 def _rows(planned: PlannedChanges) -> Iterator[tuple[Any, ...]]:
-    assert planned.reader is not None, "the analysis makes one"
+    assert planned.reader is not None, "the analysis sets the reader"
     for part in planned.parts:
         for batch in planned.reader.read(part):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _value(given: AnalyzeArgument) -> Any:
-    """The value of an argument. A TIMESTAMP is an instant; Spark gives it in this process's time zone."""
+    """Return the value of an argument. Spark gives a TIMESTAMP, an instant, in this process's time zone."""
     if isinstance(given.dataType, TimestampType) and isinstance(given.value, datetime):
         return given.value.astimezone(UTC)
     return given.value
 
 
-def _bound(end: str, given: Any) -> dict[str, str]:
-    """The option for one end of the range; a time without a zone is UTC, as in options."""
+def _bound_option(end: str, given: Any) -> dict[str, str]:
+    """Return the option for one end of the range; a time without a zone is UTC, as in options."""
     if isinstance(given, int) and not isinstance(given, bool):
         return {f"{end}Version": str(given)}
     if isinstance(given, date):

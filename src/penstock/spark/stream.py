@@ -1,10 +1,10 @@
 """`spark.readStream.format("penstock")`: a table's rows, then its changes, in batches that can be replayed.
 
 An offset is a timestamp: everything up to it has been read. It also names the physical tables that the table
-had then: rows of one that is not there any more went without a delete, and the stream ends. A stream without
-a start begins with the rows that the table has at some moment, which its first offset fixes; of these a part
-may be read at a time, up to a handle. Rows depend on the two offsets of a batch alone, so that a batch that
-is replayed has the same rows, whatever was flushed, merged or committed meanwhile.
+had at that time: when one of them is dropped, its rows go without a delete, and the stream ends. A stream
+without a start begins with a snapshot, whose timestamp its first offset fixes; a batch may have a part of the
+snapshot, up to a handle. The rows of a batch depend on its two offsets alone: a batch that is replayed has
+the same rows, whatever was flushed, merged or committed meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,8 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
-from penstock.spark.errors import one_line
-from penstock.spark.tasks import task_begins
+from penstock.spark.errors import hide_worker_traceback
+from penstock.spark.tasks import begin_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,15 +44,16 @@ __all__ = ["ChangeStreamReader", "Offset", "RefusedStreamReader", "open_stream"]
 
 T = TypeVar("T")
 
-_LOOK_S = 0.5  # between two looks at a table that had nothing new: Spark asks a hundred times a second
-_IDLE_MS = 600_000  # after which a stream goes on without changes, so that history need not be kept for it
+_POLL_S = 0.5  # between two reads of the progress of a table without changes: Spark asks 100 times a second
+_IDLE_MS = 600_000  # after which a stream goes on without changes, so that it holds no old history
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Everything up to `ts` was read; with a handle, of the snapshot at `ts` the rows before it.
+    """How far a stream has read: everything up to `ts`; with a handle, the rows before it of the snapshot at
+    `ts`.
 
-    `ids` are the physical tables that the table had at `ts`; none in an offset of an earlier version.
+    `ids` are the physical tables that the table had at `ts`; empty in an offset of an earlier version.
     """
 
     ts: int
@@ -61,30 +62,30 @@ class Offset:
 
     @classmethod
     def read(cls, tree: dict[str, Any]) -> "Offset":
-        """An offset out of a checkpoint; raise Invalid when it is not one of ours."""
+        """Read an offset from a checkpoint; raise Invalid when it is not an offset of this source."""
         try:
-            ids = tuple(int(each) for each in tree.get("ids", ()))
+            ids = tuple(int(table_id) for table_id in tree.get("ids", ()))
             return cls(int(tree["ts"]), bytes.fromhex(tree.get("handle", "")), ids)
         except (KeyError, TypeError, ValueError) as error:
             raise Invalid(
-                "the checkpoint has an offset that is none of this source's; start with a new checkpoint"
+                "the checkpoint has an offset of another source; start with a new checkpoint"
             ) from error
 
     def as_json(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the offset as a checkpoint keeps it."""
         handle = {"handle": self.handle.hex()} if self.handle else {}
         return {"ts": self.ts, **handle, **({"ids": list(self.ids)} if self.ids else {})}
 
     @property
     def in_snapshot(self) -> bool:
-        """Whether what follows is rows of a snapshot."""
+        """Whether rows of a snapshot follow."""
         return not self.ts or bool(self.handle)
 
 
 class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches in one process for as long as the query runs, and reads them on executors.
 
-    `declared` is the table that the columns were taken from; None when the caller named them.
+    `declared` is the table from which the columns were taken; None when the caller gave a schema.
     """
 
     def __init__(
@@ -101,15 +102,15 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._parallelism = parallelism
         self._until_ts = options.to_ts
         self._newest_ts = 0
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self._hold: StreamHold | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where the options say; Spark asks again when it replays the first batch."""
+        """Return the start that the options name; Spark asks again when it replays the first batch."""
         return Offset(self._options.from_ts or 0).as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark takes one limit; `latestOffset` keeps to both."""
+        """Return one limit, because Spark takes one; `latestOffset` obeys both."""
         if self._options.max_rows_per_trigger is not None:
             return ReadMaxRows(self._options.max_rows_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -117,59 +118,59 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is committed from now on belongs to another run."""
-        with one_line(), self._explained():
-            newest_ts = self._of_table(_readable_ts)
+        """End the run with what is committed now; later changes belong to another run."""
+        with hide_worker_traceback(), self._explain_errors():
+            newest_ts = self._with_table(_readable_ts)
             self._until_ts = newest_ts if self._until_ts is None else min(self._until_ts, newest_ts)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; `start` when nothing has changed."""
-        with one_line(), self._explained():
+        """Return the end of the next micro-batch; `start` when nothing has changed."""
+        with hide_worker_traceback(), self._explain_errors():
             begin = Offset.read(start)
-            if SYSTEM.monotonic() < self._look_at:
+            if SYSTEM.monotonic() < self._poll_at:
                 return start
-            end = self._of_table(lambda view: self._next(view, begin, self._limit(limit)))
+            end = self._with_table(lambda view: self._next(view, begin, self._limit(limit)))
             if end == begin:
-                self._look_at = SYSTEM.monotonic() + _LOOK_S
+                self._poll_at = SYSTEM.monotonic() + _POLL_S
             return end.as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far the table could be read when it was looked at."""
+        """Return how far the table could be read at the last call of `latestOffset`."""
         return Offset(self._newest_ts).as_json() if self._newest_ts else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The parts of a micro-batch."""
-        with one_line(), self._explained():
+        """Return the parts of a micro-batch."""
+        with hide_worker_traceback(), self._explain_errors():
             begin, stop = Offset.read(start), Offset.read(end)
             if (begin.ts, begin.handle) == (stop.ts, stop.handle):
                 return []
-            return self._of_table(lambda view: self._planned(view, begin, stop), at_ts=stop.ts)
+            return self._with_table(lambda view: self._plan(view, begin, stop), at_ts=stop.ts)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        """The rows of a part, on an executor."""
+        """Yield the rows of a part, on an executor."""
         from penstock.spark.change_rows import read_feed
         from penstock.spark.tables import as_declared
 
         assert isinstance(partition, StreamInput)
-        task_begins()
-        with one_line(), self._explained():
+        begin_task()
+        with hide_worker_traceback(), self._explain_errors():
             yield from as_declared(read_feed(partition.part, partition.rows), self._schema)
 
-    def _of_table(self, found: Callable[["TableView"], T], *, at_ts: int | None = None) -> T:
-        """What is found in the table; looked up anew when it is with another capture meanwhile."""
+    def _with_table(self, work: Callable[["TableView"], T], *, at_ts: int | None = None) -> T:
+        """Do work with the table; once more after a failure: another capture may own the table now."""
         from penstock.spark.tables import open_table
 
         try:
-            return found(open_table(self._options, at_ts=at_ts))
+            return work(open_table(self._options, at_ts=at_ts))
         except Unavailable:
-            return found(open_table(self._options, at_ts=at_ts))
+            return work(open_table(self._options, at_ts=at_ts))
 
     def _next(self, view: "TableView", begin: Offset, limit: "ChangeLimit") -> Offset:
-        """The end of the batch from `begin` on. What came before is done, so it need not be kept."""
+        """Return the end of the batch that starts at `begin`; hold history from `begin` on only."""
         self._newest_ts = _readable_ts(view)
         if begin.in_snapshot:
             return self._next_of_snapshot(view, begin, limit)
-        self._keep(view, begin.ts)
+        self._hold_history(view, begin.ts)
         end_ts = self._end_ts()
         return begin if end_ts <= begin.ts else self._next_change(view, begin, end_ts, limit)
 
@@ -183,15 +184,15 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ts = begin.ts or self._snapshot_ts(view)
         if not ts:
             return begin
-        self._keep(view, ts)
+        self._hold_history(view, ts)
         states = fix_range(view, 0, ts).states
         low, high = self._bounds(view, ts)
-        cut = admitted_handle(states, ts, max(low, begin.handle), limit)
-        whole = cut is None or (high and cut >= high)
-        return Offset(ts, b"" if whole or cut is None else cut, _ids(states))
+        end = admitted_handle(states, ts, max(low, begin.handle), limit)
+        whole = end is None or (high and end >= high)
+        return Offset(ts, b"" if whole or end is None else end, _ids(states))
 
     def _snapshot_ts(self, view: "TableView") -> int:
-        """The newest moment at which the table has the declared columns."""
+        """Return the newest timestamp at which the table has the declared columns."""
         end_ts = self._end_ts()
         if self._declared is None or end_ts <= self._declared.ts:
             return end_ts
@@ -218,16 +219,16 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end_ts > begin.ts and counts.has_changes():
             return Offset(counts.last_admitted_ts(limit), ids=ids)
         if change is not None and self._declared is not None:
-            raise self._declared.stopped_by(change)
+            raise self._declared.stop_error(change)
         is_late = physical_ms(end_ts) - physical_ms(begin.ts) >= _IDLE_MS
         return Offset(end_ts, ids=ids) if is_late or grows else begin
 
-    def _planned(self, view: "TableView", begin: Offset, stop: Offset) -> list[InputPartition]:
+    def _plan(self, view: "TableView", begin: Offset, stop: Offset) -> list[InputPartition]:
         from penstock.spark.change_rows import feed_parts
 
         rows = self._rows(view, stop.ts)
         low, high = self._bounds(view, stop.ts)
-        ends = [each for each in (high, stop.handle) if each]
+        ends = [handle for handle in (high, stop.handle) if handle]
         parts = feed_parts(
             view,
             0 if begin.in_snapshot else begin.ts,
@@ -240,7 +241,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [StreamInput(part, rows) for part in parts]
 
     def _rows(self, view: "TableView", ts: int) -> "ChangeRows":
-        """The rows that are declared; where the caller named columns, as the table has them at `ts`."""
+        """Return the declared rows; when the caller gave a schema, those of the table at `ts`."""
         from penstock.spark.change_rows import ChangeRows
         from penstock.spark.tables import require_columns
 
@@ -265,7 +266,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ChangeLimit()
         return ChangeLimit(self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger)
 
-    def _keep(self, view: "TableView", ts: int) -> None:
+    def _hold_history(self, view: "TableView", ts: int) -> None:
         from penstock.follow.holds import StreamHold
 
         if self._hold is None:
@@ -274,8 +275,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold.hold([partition.table_id for partition in view.partitions], ts)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Say what to do when a stream ends: history is gone, or somebody does not answer."""
+    def _explain_errors(self) -> Iterator[None]:
+        """Add the remedy to the errors that end a stream: history is gone, or a service does not answer."""
         try:
             yield
         except Unavailable as error:
@@ -296,9 +297,9 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Stands for a stream that cannot be; says why when it is first asked for something.
+    """The reader of a stream that cannot be opened; raises the reason when Spark first calls it.
 
-    Spark hides what is raised while a stream's reader is made.
+    Spark hides errors that are raised while it creates a stream's reader.
     """
 
     def __init__(self, reason: PenstockError) -> None:
@@ -306,27 +307,27 @@ class RefusedStreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """Raise the reason."""
-        with one_line():
+        with hide_worker_traceback():
             raise self._reason
 
     def partitions(self, _start: dict[str, Any], _end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Raise the reason: a replayed batch does not ask for an offset first."""
-        with one_line():
+        """Raise the reason: for a batch that is replayed, Spark asks for no offset first."""
+        with hide_worker_traceback():
             raise self._reason
 
     def read(self, _partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        """Never called: nothing was planned."""
+        """Raise the reason; never called, because nothing was planned."""
         raise self._reason
 
 
-def open_stream(opened: "Callable[[], TableRead]", schema: "StructType") -> DataSourceStreamReader:
-    """The stream of a read; one that says why when there is none."""
+def open_stream(open_read: "Callable[[], TableRead]", schema: "StructType") -> DataSourceStreamReader:
+    """Return the stream of a read, or a RefusedStreamReader with the reason when it cannot be opened."""
     from penstock.spark.change_feed import ChangeFeedRead
 
     try:
-        read = opened()
+        read = open_read()
         if not isinstance(read, ChangeFeedRead):
-            raise Invalid("streams are of changes; give option readChangeFeed = true as well")
+            raise Invalid("a stream reads changes; give option readChangeFeed = true as well")
         return ChangeStreamReader(read.options, schema, read.declare(), parallelism=read.parallelism)
     except PenstockError as error:
         return RefusedStreamReader(error)
@@ -342,7 +343,7 @@ class StreamInput(InputPartition):
 
 
 def _readable_ts(view: "TableView") -> int:
-    """How far every partition can be read; 0: not at all yet."""
+    """Return the timestamp up to which every partition can be read; 0 when nothing can be read yet."""
     return min(partition.state().newest_ts for partition in view.partitions)
 
 

@@ -1,6 +1,7 @@
-"""A table of the event store as of one timestamp.
+"""Reads of a table's rows at one timestamp: from the event store, or with `option("from", "kv")` from the
+cluster.
 
-`option("from", "kv")`: a table straight from the key-value store, one partition for each region range.
+A read of the cluster has one partition for each range of a region.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.errors import Invalid
-from penstock.spark.tables import TableAtVersion, VersionedRead
+from penstock.spark.tables import TableAtVersion, VersionedRead, as_declared, require_columns, spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,54 +24,54 @@ if TYPE_CHECKING:
 __all__ = ["KvRead", "KvReader", "SnapshotRead", "SnapshotReader"]
 
 
-_PART_BYTES_MIN = 4 * 1024 * 1024  # below it a task costs more than it saves
-_SHARES = 2  # for each task that runs at once, so that a long one keeps the others waiting less
+_PART_BYTES_MIN = 4 * 1024 * 1024  # a task for less costs more than it saves
+_PARTS_PER_TASK = 2  # for each task that runs at once, so that a long part keeps others waiting less
 
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What a read is of, once that is fixed."""
+    """A snapshot whose timestamp is fixed, and the columns to read."""
 
-    moment: TableAtVersion
+    table: TableAtVersion
     schema: "pa.Schema"
 
 
 class SnapshotRead(VersionedRead[_Snapshot, "SnapshotReader"]):
-    """A read of the rows as of one timestamp."""
+    """A read of the event store's rows at one timestamp."""
 
-    def _fixed(self, columns: Sequence[str] | None) -> _Snapshot:
+    def _fix(self, columns: Sequence[str] | None) -> _Snapshot:
         from penstock.eventstore.read.snapshot import snapshot_schema
-        from penstock.spark.tables import naming
+        from penstock.spark.tables import name_stale_reads
 
-        with naming(self.options.table):
-            moment = TableAtVersion.of(self.options, self.options.as_of_ts)
-            names = columns or [column.name for column in moment.table.stored_columns]
-            return _Snapshot(moment, snapshot_schema(moment.view, moment.ts, names))
+        with name_stale_reads(self.options.table):
+            table = TableAtVersion.of(self.options, self.options.as_of_ts)
+            names = columns or [column.name for column in table.table.stored_columns]
+            return _Snapshot(table, snapshot_schema(table.view, table.ts, names))
 
-    def _reader(self, found: _Snapshot, schema: "StructType") -> "SnapshotReader":
-        return SnapshotReader(self.options, found, schema, parallelism=self.parallelism)
+    def _reader(self, fixed: _Snapshot, schema: "StructType") -> "SnapshotReader":
+        return SnapshotReader(self.options, fixed, schema, parallelism=self.parallelism)
 
 
 class SnapshotReader(DataSourceReader):
     """Plans the parts on the driver, and reads each on an executor."""
 
     def __init__(
-        self, options: "SourceOptions", found: _Snapshot, schema: "StructType", *, parallelism: int
+        self, options: "SourceOptions", snapshot: _Snapshot, schema: "StructType", *, parallelism: int
     ) -> None:
         self.options = options
-        self._moment = found.moment
-        self._columns = tuple(found.schema.names)
+        self._table = snapshot.table
+        self._columns = tuple(snapshot.schema.names)
         self._schema = schema
         self.parallelism = parallelism
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Parts of about as many bytes of objects; rows that are not flushed may be one more."""
+        """Return parts of about the same size in objects; rows that are not flushed may be one more part."""
         from penstock.eventstore.read.snapshot import plan_snapshot
         from penstock.spark.options import handle_bounds
-        from penstock.spark.tables import naming, open_table, planned
+        from penstock.spark.tables import name_stale_reads, open_table, plan_with_retry
 
-        options, ts = self.options, self._moment.ts
-        first, last = handle_bounds(self._moment.table, options.range_from, options.range_to)
+        options, ts = self.options, self._table.ts
+        first, last = handle_bounds(self._table.table, options.range_from, options.range_to)
 
         def plan(view: "TableView") -> "list[SnapshotPartition]":
             return plan_snapshot(
@@ -83,28 +83,30 @@ class SnapshotReader(DataSourceReader):
                 partition_bytes=self._part_bytes(view),
             )
 
-        with naming(options.table):
-            parts = planned(self._moment.view, plan, again=lambda: open_table(options, at_ts=ts))
-        return [SnapshotInput(each) for each in parts]
+        with name_stale_reads(options.table):
+            parts = plan_with_retry(self._table.view, plan, reopen=lambda: open_table(options, at_ts=ts))
+        return [SnapshotInput(part) for part in parts]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        """The rows of a part, in Spark's own Arrow schema."""
-        from penstock.spark.tables import as_declared, naming, require_storage
+        """Yield the rows of a part, in the Arrow schema that Spark expects."""
+        from penstock.spark.tables import name_stale_reads, require_storage
 
         assert isinstance(partition, SnapshotInput)
         part = partition.part
         require_storage(part.partition.storage, part.partition.table_id)
-        with naming(self.options.table):
+        with name_stale_reads(self.options.table):
             yield from as_declared(part.read(), self._schema)
 
     def _part_bytes(self, view: "TableView") -> int:
-        """At most what the options say, and less where tasks would be left without work."""
-        ts = self._moment.ts
+        """Return the size of a part: at most that of the options, less when tasks would have no work."""
+        ts = self._table.ts
         states = [partition.state(from_ts=ts) for partition in view.partitions]
         whole = sum(
-            info.size_bytes for each in states for info in each.visible_objects("data", min(ts, each.flushed_ts))
+            info.size_bytes
+            for state in states
+            for info in state.visible_objects("data", min(ts, state.flushed_ts))
         )
-        share = max(_PART_BYTES_MIN, -(-whole // (_SHARES * self.parallelism)))
+        share = max(_PART_BYTES_MIN, -(-whole // (_PARTS_PER_TASK * self.parallelism)))
         return min(self.options.partition_bytes, share)
 
 
@@ -117,31 +119,24 @@ class SnapshotInput(InputPartition):
 
 
 class KvRead:
-    """A read of the rows as of one timestamp, which `schema` fixes; implements TableRead."""
+    """A read of the cluster's rows at one timestamp, which `schema` fixes; implements TableRead."""
 
     def __init__(self, options: "SourceOptions") -> None:
         self._options = options
         self._scan: KvScan | None = None
 
     def schema(self) -> "StructType":
-        """The columns that are wanted, as the table had them at the timestamp."""
-        self._scan = self._planned(self._options.columns)
-        return _spark_schema(self._scan)
+        """Fix the timestamp; return the wanted columns as the table has them there."""
+        self._scan = self._plan(self._options.columns)
+        return spark_schema(self._scan.schema)
 
     def reader(self, schema: "StructType") -> "KvReader":
-        """A reader of these columns; raise Invalid when the table has them otherwise."""
-        scan = self._scan or self._planned(self._options.columns or tuple(schema.names))
-        found = {field.name: field.dataType for field in _spark_schema(scan)}
-        for field in schema:
-            if found.get(field.name) != field.dataType:
-                there = found[field.name].simpleString() if field.name in found else "not there"
-                raise Invalid(
-                    f"column {field.name} of {self._options.table} is {there}, not"
-                    f" {field.dataType.simpleString()}; leave the schema to the data source"
-                )
+        """Return a reader of these columns; raise Invalid when the table has other columns or types."""
+        scan = self._scan or self._plan(self._options.columns or tuple(schema.names))
+        require_columns(schema, scan.schema, table=self._options.table)
         return KvReader(self._options, scan, schema)
 
-    def _planned(self, columns: Sequence[str] | None) -> "KvScan":
+    def _plan(self, columns: Sequence[str] | None) -> "KvScan":
         from penstock.kv.cluster_ref import ClusterRef
         from penstock.tables.kv_scan import plan_scan
 
@@ -158,25 +153,21 @@ class KvReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each region that holds some of the rows now."""
+        """Return a partition for each region that has some of the rows now."""
         from penstock.spark.options import handle_bounds
         from penstock.tables.kv_scan import ranges_of
 
         first, last = handle_bounds(self._scan.table, self._options.range_from, self._options.range_to)
         client = self._scan.cluster.client()
         return [
-            KvInputPartition(each)
-            for each in ranges_of(client, self._scan, handle_from=first, handle_to=last)
+            KvInputPartition(scan_range)
+            for scan_range in ranges_of(client, self._scan, handle_from=first, handle_to=last)
         ]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        """The rows of a range, in Spark's own Arrow schema."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-
+        """Yield the rows of a range, in the Arrow schema that Spark expects."""
         assert isinstance(partition, KvInputPartition)
-        declared = to_arrow_schema(self._schema, timezone="UTC")
-        for batch in partition.range.read():
-            yield batch.select(declared.names).cast(declared)
+        yield from as_declared(partition.range.read(), self._schema)
 
 
 class KvInputPartition(InputPartition):
@@ -185,9 +176,3 @@ class KvInputPartition(InputPartition):
     def __init__(self, range_: "KvScanPartition") -> None:
         super().__init__(None)
         self.range = range_
-
-
-def _spark_schema(scan: "KvScan") -> "StructType":
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(scan.schema)

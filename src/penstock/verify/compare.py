@@ -1,12 +1,11 @@
-"""Two sets of rows compared by key, in memory that does not grow with them.
+"""Compares two sets of rows by key, in memory that does not grow with them.
 
-Both sides are divided by the hashes of their keys, and each part is compared by itself, in vectors: first by
-its digest, and where that differs row by row. Rows are known by two hashes of 64 bits, of the key and of all
-values, and for each hash of a key the values on both sides are compared as multisets: keys that happen to
-have one hash are no difference by that. What is left to chance, with 2^-64 each: that parts which differ have
-one digest, rows of a key that differ one hash, a missing key and an extra one the same.
-
-How many rows of each key should be there, are there, and are the same. Pure.
+Both sides are divided by the hashes of their keys. Each part is compared by itself, in vectors: first by its
+digest, and row by row where the digests differ. A row is known by two hashes of 64 bits: of its key and of
+all its values. `Tally` compares the values of both sides as multisets for each hash of a key, so two keys
+that have the same hash are not a difference. Three coincidences stay unnoticed, with a chance of 2^-64 each:
+parts that differ have the same digest, rows of a key that differ have the same hash, a missing key and an
+extra one have the same hash.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,11 +22,11 @@ from penstock.columnar.row_hash import Digest, Hashes, digest, hashes_of
 from penstock.columnar.sorted_spill import HashedSpill
 from penstock.errors import Invalid
 
-__all__ = ["SAMPLE_MAX", "Comparison", "Counts", "Pairs", "PartDifferences", "Tally", "added_samples"]
+__all__ = ["SAMPLE_MAX", "Comparison", "Counts", "Pairs", "PartDifferences", "Tally", "merge_samples"]
 
 
 SAMPLE_MAX = 20
-"""Digests of keys that are listed for each way to differ."""
+"""How many digests of keys are listed for each kind of difference."""
 
 _Numbers = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -35,7 +34,7 @@ _Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Rows that are not as they should be."""
+    """How many rows differ, by the kind of difference."""
 
     missing: int = 0
     """The target has no row of the key."""
@@ -56,17 +55,17 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """How many rows differ in any way."""
         return self.missing + self.different + self.extra + self.duplicates
 
 
 Pairs = tuple[Hashes, Hashes]
-"""Of each row the hash of its key and that of its values."""
+"""The hash of the key and the hash of all values, for each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """For each key: rows that should be there, rows that are, and rows that are the same on both sides."""
+    """How many rows of each key the source has (`wanted`), the target has (`found`), and both have. Pure."""
 
     keys: Hashes
     wanted: _Numbers
@@ -75,11 +74,13 @@ class Tally:
 
     @classmethod
     def of(cls, wanted: Pairs, found: Pairs) -> "Tally":
+        """Count the rows of both sides; at least one side has rows."""
         keys = np.concatenate([wanted[0], found[0]])
         rows = np.concatenate([wanted[1], found[1]])
         ours = np.concatenate([np.ones(len(wanted[0]), np.int64), np.zeros(len(found[0]), np.int64)])
         order = np.lexsort((rows, keys))
         keys, rows, ours = keys[order], rows[order], ours[order]
+        # First count equal (key, row) pairs on both sides; then add up the pairs of each key.
         pairs = _starts((keys[1:] != keys[:-1]) | (rows[1:] != rows[:-1]))
         wanted_of = np.add.reduceat(ours, pairs)
         found_of = np.add.reduceat(1 - ours, pairs)
@@ -89,7 +90,7 @@ class Tally:
         return cls(keys[firsts], np.add.reduceat(wanted_of, firsts), np.add.reduceat(found_of, firsts), same)
 
     @property
-    def _ways(self) -> dict[str, _Numbers]:
+    def _differences(self) -> dict[str, _Numbers]:
         surplus = np.maximum(self.found - self.wanted, 0)
         return {
             "missing": np.maximum(self.wanted - self.found, 0),
@@ -100,7 +101,8 @@ class Tally:
 
     @property
     def counts(self) -> Counts:
-        return Counts(**{way: int(numbers.sum()) for way, numbers in self._ways.items()})
+        """How many rows differ, by the kind of difference."""
+        return Counts(**{kind: int(numbers.sum()) for kind, numbers in self._differences.items()})
 
     @property
     def _wrong(self) -> _Mask:
@@ -109,31 +111,33 @@ class Tally:
 
     @property
     def put(self) -> _Mask:
+        """Which keys' rows the target has to get from the source."""
         wanted: _Mask = self._wrong & (self.wanted > 0)
         return wanted
 
     @property
     def removed(self) -> _Mask:
-        """A put replaces the one row of a key; where several have the hash, those there are go first."""
+        """Which keys' rows have to go first: a put replaces one row only, and several may have the hash."""
         leaving: _Mask = self._wrong & ((self.found > self.wanted) | (self.wanted > 1))
         return leaving
 
     def samples(self) -> dict[str, list[str]]:
+        """Return digests of the first keys that differ, by the kind of difference."""
         return {
-            way: [digest(int(key)) for key in self.keys[numbers > 0][:SAMPLE_MAX]]
-            for way, numbers in self._ways.items()
+            kind: [digest(int(key)) for key in self.keys[numbers > 0][:SAMPLE_MAX]]
+            for kind, numbers in self._differences.items()
         }
 
 
 def _starts(changes: _Mask) -> _Numbers:
-    """Where runs of equal neighbours begin, of where a neighbour is another one."""
+    """Return where runs of equal values begin; `changes` says which values differ from the one before."""
     return np.concatenate([np.zeros(1, np.int64), np.flatnonzero(changes) + 1])
 
 
-def added_samples(known: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Both, as far as samples go; ways without any are left out."""
-    both = {way: (known.get(way, []) + more.get(way, []))[:SAMPLE_MAX] for way in (*known, *more)}
-    return {way: digests for way, digests in both.items() if digests}
+def merge_samples(known: dict[str, list[str]], more: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the samples of both, up to SAMPLE_MAX of each kind; kinds without samples are left out."""
+    both = {kind: (known.get(kind, []) + more.get(kind, []))[:SAMPLE_MAX] for kind in (*known, *more)}
+    return {kind: digests for kind, digests in both.items() if digests}
 
 
 _KEY_HASH, _ROW_HASH = "_key_hash", "_row_hash"
@@ -142,7 +146,7 @@ _HASH_FIELDS = [pa.field(_KEY_HASH, pa.uint64()), pa.field(_ROW_HASH, pa.uint64(
 
 @dataclass(frozen=True, slots=True)
 class PartDifferences:
-    """What differs in one part of the keys, and what has to be done about it."""
+    """The differences of one part of the keys, and what makes the target the same."""
 
     counts: Counts
     put: Hashes
@@ -154,80 +158,82 @@ class PartDifferences:
 
 
 class Comparison:
-    """The rows that a target should have, and those that it has. A context, with files below a directory.
+    """Compares the rows that a target should have with those that it has. A context, with files below a
+    folder.
 
-    `schema` is that of rows as they should be; those that are there are cast to it. The first columns are
-    the key's.
+    `schema` is that of the rows that it should have; the others are cast to it. The first `keys` columns are
+    the key.
     """
 
     def __init__(self, schema: pa.Schema, keys: int, folder: Path, *, buffer_bytes: int = 64 << 20) -> None:
         self._names = schema.names
-        self._schema = pa.schema([pa.field(each.name, each.type) for each in schema])
+        self._schema = pa.schema([pa.field(column.name, column.type) for column in schema])
         self._keys = schema.names[:keys]
         self.key_schema = pa.schema([self._schema.field(name) for name in self._keys])
         hashes = pa.schema(_HASH_FIELDS)
-        kept = pa.schema([*self.key_schema, *_HASH_FIELDS])
+        keyed = pa.schema([*self.key_schema, *_HASH_FIELDS])
         self._expected = HashedSpill(hashes, folder / "expected.arrow", buffer_bytes=buffer_bytes)
-        self._present = HashedSpill(kept, folder / "present.arrow", buffer_bytes=buffer_bytes)
+        self._present = HashedSpill(keyed, folder / "present.arrow", buffer_bytes=buffer_bytes)
 
     @property
     def rows(self) -> tuple[int, int]:
-        """How many there should be, and how many there are."""
+        """How many rows the target should have, and how many it has."""
         return self._expected.rows, self._present.rows
 
     def expect(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Rows that should be there."""
+        """Add rows that the target should have."""
         for batch in batches:
-            keys, rows = self._hashes(self._shaped(batch))
+            keys, rows = self._hashes(self._shape(batch))
             self._expected.add(pa.record_batch([keys, rows], schema=self._expected.schema), keys)
 
     def find(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Rows that are there; raise Invalid when their columns cannot be compared."""
+        """Add rows that the target has; raise Invalid when their columns cannot be compared."""
         for batch in batches:
-            shaped = self._shaped(batch)
+            shaped = self._shape(batch)
             keys, rows = self._hashes(shaped)
             columns = [*(shaped.column(name) for name in self._keys), keys, rows]
             self._present.add(pa.record_batch(columns, schema=self._present.schema), keys)
 
     def differences(self) -> Iterator[PartDifferences]:
-        """What differs, part by part; parts without a difference are left out."""
+        """Yield the differences part by part; parts without a difference are left out."""
         both = zip(self._expected.parts(), self._present.parts(), strict=True)
         for expected, present in both:
-            found = self._compared(expected, present)
+            found = self._compare(expected, present)
             if found is not None:
                 yield found
 
     def key_hashes(self, rows: pa.RecordBatch) -> Hashes:
-        """The hashes by which rows that have the key's columns are known, as in `PartDifferences.put`."""
+        """Return the hashes of keys, as in `PartDifferences.put`; rows need only the key's columns."""
         return hashes_of(rows.select(self._keys).cast(self.key_schema), self._keys)
 
-    def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _shape(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:
             return batch.select(self._names).cast(self._schema)
         except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            wanted = ", ".join(f"{each.name} {each.type}" for each in self._schema)
-            there = ", ".join(f"{each.name} {each.type}" for each in batch.schema)
+            expected = ", ".join(f"{column.name} {column.type}" for column in self._schema)
+            present = ", ".join(f"{column.name} {column.type}" for column in batch.schema)
             raise Invalid(
-                f"the target has the columns {there} where there should be {wanted}; rebuild it"
-            ) from None  # what Arrow says may show a value
+                f"the target has the columns {present} instead of {expected}; rebuild it"
+            ) from None  # Arrow's own message may show a value
 
     def _hashes(self, batch: pa.RecordBatch) -> tuple[Hashes, Hashes]:
         return hashes_of(batch, self._keys), hashes_of(batch, self._names)
 
-    def _compared(
+    def _compare(
         self, expected: Sequence[pa.RecordBatch], present: Sequence[pa.RecordBatch]
     ) -> PartDifferences | None:
-        there = pa.Table.from_batches(present, self._present.schema)
+        present_rows = pa.Table.from_batches(present, self._present.schema)
         wanted = _pairs(pa.Table.from_batches(expected, self._expected.schema))
-        found = _pairs(there)
+        found = _pairs(present_rows)
         if Digest.of(wanted[1]) == Digest.of(found[1]):
             return None
         tally = Tally.of(wanted, found)
-        leaving = there.filter(pa.array(np.isin(found[0], tally.keys[tally.removed]))).select(self._keys)
+        is_removed = pa.array(np.isin(found[0], tally.keys[tally.removed]))
+        removed = present_rows.filter(is_removed).select(self._keys)
         return PartDifferences(
             counts=tally.counts,
             put=tally.keys[tally.put],
-            removed=leaving.group_by(self._keys).aggregate([]),
+            removed=removed.group_by(self._keys).aggregate([]),  # each key once
             samples=tally.samples(),
         )
 

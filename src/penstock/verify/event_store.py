@@ -1,12 +1,9 @@
-"""A table in the event store against the same table in the key-value store, as of one timestamp.
+"""Verifies a table of the event store against the same table of the cluster, at one timestamp.
 
-Both are read at once, in pieces of their own: ranges of the cluster's regions here, parts of the snapshot
-there. What they give by range are digests, which add up; only ranges whose digests differ are compared key
-by key.
-
-Verifying a table by its name, whoever runs the pieces.
-
-Verifying a table: executors read it from the key-value store and from the event store, and compare.
+Both sides are read at the same time, each in its own tasks: ranges of regions from the cluster, parts of a
+snapshot from the event store. A task returns digests by range, which add up. Only ranges whose digests differ
+are compared key by key. `verify_table` runs the tasks on executors; `verify` leaves it to its caller who runs
+them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +17,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM, Clock
 from penstock.columnar.row_hash import Digest, Hashes, differing, digests_by_range, row_hashes, total
 from penstock.errors import Corrupt
-from penstock.eventstore.capture.safe_point import history_held
+from penstock.eventstore.capture.safe_point import hold_history
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.partition import Partition, TableView
 from penstock.eventstore.read.snapshot import SnapshotPartition, plan_snapshot, read_snapshot, snapshot_schema
@@ -39,23 +36,23 @@ if TYPE_CHECKING:
 __all__ = ["Difference", "Mismatch", "TableVerifyReport", "verify_table"]
 
 
-KEYS_MAX = 100  # listed for one range, and for one table ten times as many
+KEYS_MAX = 100  # that are listed for one range; ten times as many for a table
 
 RangeDigests = dict[int, Digest]
-"""By the number of the range."""
+"""Digests by the number of their range."""
 
 
 class Difference(StrEnum):
     """How a row differs."""
 
-    MISSING = "missing"  # the event store does not have it
+    MISSING = "missing"  # only the cluster has it
     EXTRA = "extra"  # only the event store has it
-    UNEQUAL = "unequal"  # its values are others
+    UNEQUAL = "unequal"  # both have it, with different values
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A row that is not the same in both; `handle` is its key without the table's prefix, in hex."""
+    """A row that differs; `handle` is its key without the table's prefix, in hex."""
 
     difference: Difference
     table_id: int
@@ -64,7 +61,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableVerifyReport:
-    """What a comparison found: `differing` rows are not the same, of which `mismatches` lists up to 1000."""
+    """The result of a comparison: `differing` rows differ, of which `mismatches` lists up to 1000."""
 
     table: str
     ts: int
@@ -83,19 +80,19 @@ class TableVerifyReport:
 
 @dataclass(frozen=True)
 class ClusterDigest:
-    """The digest of one range in the key-value store. Can be pickled, and repeated."""
+    """A task that returns the digest of one range of the cluster. Can be pickled, and repeated."""
 
     number: int
     range: KvScanPartition
 
     def run(self) -> RangeDigests:
-        """Read it."""
+        """Read the range; return its digest."""
         return {self.number: total(Digest.of(row_hashes(batch)) for batch in self.range.read())}
 
 
 @dataclass(frozen=True)
 class StoreDigest:
-    """The digests of one part of the event store's snapshot, by range. Can be pickled, and repeated."""
+    """A task that returns the digests of one part of a stored snapshot. Can be pickled, and repeated."""
 
     part: SnapshotPartition
     schema: pa.Schema
@@ -103,32 +100,32 @@ class StoreDigest:
     numbers: tuple[int, ...]  # of the ranges that begin at `starts`
 
     def run(self) -> RangeDigests:
-        """Read it."""
+        """Read the part; return the digests of the ranges that it has rows of."""
         found: RangeDigests = {}
         for batch in self.part.read():
-            shown = batch.cast(self.schema)
-            pairs = digests_by_range(shown.column(HANDLE), row_hashes(shown), self.starts)
+            rows = batch.cast(self.schema)
+            pairs = digests_by_range(rows.column(HANDLE), row_hashes(rows), self.starts)
             add_digests(found, ((self.numbers[place], digest) for place, digest in pairs))
         return found
 
 
 @dataclass(frozen=True)
 class KeyComparison:
-    """A range whose digests differ, key by key. Can be pickled, and repeated.
+    """A task that compares a range whose digests differ, key by key. Can be pickled, and repeated.
 
-    Takes the memory of its handles, twice; a range is no more than a region's.
+    It needs memory for the handles of both sides; a range is not larger than a region.
     """
 
     range: KvScanPartition
     partition: Partition
 
     def run(self) -> tuple[int, list[Mismatch]]:
-        """How many rows differ, and the first of them."""
+        """Return how many rows differ, and the first of them."""
         scan, (first, last) = self.range.scan, self.range.handles
         view = TableView(scan.table.name, (self.partition,))
         rows = read_snapshot(view, scan.ts, columns=scan.columns, handle_from=first, handle_to=last)
-        ours = _keyed(batch.cast(scan.schema) for batch in rows)
-        found = differing(*_keyed(self.range.read()), *ours)
+        stored = _hash_rows(batch.cast(scan.schema) for batch in rows)
+        found = differing(*_hash_rows(self.range.read()), *stored)
         kinds = (
             (Difference.MISSING, found.only_first),
             (Difference.EXTRA, found.only_second),
@@ -142,7 +139,8 @@ class KeyComparison:
         return sum(len(handles) for _, handles in kinds), listed
 
 
-def _keyed(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Array, Hashes]:
+def _hash_rows(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Array, Hashes]:
+    """Return the handles of rows, and the hashes of their values."""
     handles, hashes = [], [np.zeros(0, np.uint64)]
     for batch in batches:
         handles.append(batch.column(HANDLE))
@@ -151,7 +149,7 @@ def _keyed(batches: Iterable[pa.RecordBatch]) -> tuple[pa.Array, Hashes]:
 
 
 Run = Callable[[Sequence[Any]], list[Any]]
-"""Runs every piece of work, anywhere and in any order; returns the answers in the order of the pieces."""
+"""Runs every task, anywhere and in any order; returns the answers in the order of the tasks."""
 
 
 def compare(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartition], run: Run) -> TableVerifyReport:
@@ -160,20 +158,21 @@ def compare(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartition], ru
     Raises Corrupt when the event store knows another schema then, and whatever reading raises.
     """
     _check_schema(view, scan)
-    pieces = [ClusterDigest(number, each) for number, each in enumerate(ranges)]
-    stored = list(_store_pieces(view, scan, ranges))
-    answers = run([*pieces, *stored])
+    cluster_tasks = [ClusterDigest(number, scan_range) for number, scan_range in enumerate(ranges)]
+    answers = run([*cluster_tasks, *_store_tasks(view, scan, ranges)])
     cluster: RangeDigests = {}
     store: RangeDigests = {}
     for place, answer in enumerate(answers):
-        add_digests(cluster if place < len(pieces) else store, answer.items())
+        add_digests(cluster if place < len(cluster_tasks) else store, answer.items())
     wrong = [
         number
         for number in range(len(ranges))
         if cluster.get(number, Digest()) != store.get(number, Digest())
     ]
-    partitions = {each.table_id: each for each in view.partitions}
-    compared = run([KeyComparison(ranges[each], partitions[ranges[each].physical_id]) for each in wrong])
+    partitions = {partition.table_id: partition for partition in view.partitions}
+    compared = run(
+        [KeyComparison(ranges[number], partitions[ranges[number].physical_id]) for number in wrong]
+    )
     return TableVerifyReport(
         table=view.name,
         ts=scan.ts,
@@ -182,29 +181,29 @@ def compare(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartition], ru
         store_rows=total(store.values()).rows,
         ranges_differing=len(wrong),
         differing=sum(count for count, _ in compared),
-        mismatches=tuple(each for _, listed in compared for each in listed)[: 10 * KEYS_MAX],
+        mismatches=tuple(mismatch for _, listed in compared for mismatch in listed)[: 10 * KEYS_MAX],
     )
 
 
 def _check_schema(view: TableView, scan: KvScan) -> None:
-    ours = snapshot_schema(view, scan.ts, scan.columns)
-    if ours != scan.schema:
+    stored = snapshot_schema(view, scan.ts, scan.columns)
+    if stored != scan.schema:
         raise Corrupt(
-            f"{view.name} has the columns {_shown(ours)} in the event store at {scan.ts}, and"
-            f" {_shown(scan.schema)} in the cluster; keep its manifest for inspection"
+            f"{view.name} has the columns {_describe_columns(stored)} in the event store at {scan.ts}, and"
+            f" {_describe_columns(scan.schema)} in the cluster; keep its manifest for inspection"
         )
 
 
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{each.name} {each.type}" for each in schema if each.name != HANDLE)
+def _describe_columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{column.name} {column.type}" for column in schema if column.name != HANDLE)
 
 
-def _store_pieces(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartition]) -> Iterator[StoreDigest]:
+def _store_tasks(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartition]) -> Iterator[StoreDigest]:
     for partition in view.partitions:
         numbered = [
-            (each.handles[0], number)
-            for number, each in enumerate(ranges)
-            if each.physical_id == partition.table_id
+            (scan_range.handles[0], number)
+            for number, scan_range in enumerate(ranges)
+            if scan_range.physical_id == partition.table_id
         ]
         starts, numbers = zip(*numbered, strict=True)
         alone = TableView(view.name, (partition,))
@@ -213,7 +212,7 @@ def _store_pieces(view: TableView, scan: KvScan, ranges: Sequence[KvScanPartitio
 
 
 def add_digests(found: RangeDigests, more: Iterable[tuple[int, Digest]]) -> None:
-    """Add digests of parts to what is there of their ranges."""
+    """Add digests of parts to those of their ranges."""
     for number, digest in more:
         found[number] = found.get(number, Digest()) + digest
 
@@ -227,20 +226,22 @@ def verify(
     flight_tls: TlsSettings | None = None,
     clock: Clock = SYSTEM,
 ) -> TableVerifyReport:
-    """Compare `database.table` in the event store with the cluster's, as of `ts` (None: the newest readable).
+    """Compare `database.table` in the event store with the cluster's at `ts`, or at the newest readable
+    timestamp.
 
-    History is held back in the cluster meanwhile. Raises Invalid when there is no such table, or `ts` is in
-    the future, or collected in the cluster; StaleRead when it is collected in the event store; Unavailable
-    when the event store has not come so far, or somebody does not answer; Corrupt when the schemas differ.
+    The cluster keeps its history meanwhile. Raises Invalid when there is no such table, or `ts` is in the
+    future or collected in the cluster; StaleRead when it is collected in the event store; Unavailable when
+    the event store is not complete up to `ts`, or a capture or the cluster does not answer; Corrupt when the
+    schemas differ.
     """
     cluster = ClusterRef.of(settings)
     client = cluster.client()
     storage = StorageRef(settings.capture.storage, settings.capture.storage_options)
-    whole = plan_scan(cluster, name, ts=ts)  # first, because it knows best what is wrong with a name or a ts
+    whole = plan_scan(cluster, name, ts=ts)  # first: it has the best message for a wrong name or ts
     owners = find_owners(client, tls=flight_tls, token=settings.capture.read_flight_token())
     view = find_table(storage, name, at_ts=ts, rows=owners.get)
     at_ts = newest_ts(view) if ts is None else ts
-    with history_held(settings, f"verify-{clock.unique_id()}", at_ts, kept_after=False, clock=clock):
+    with hold_history(settings, f"verify-{clock.unique_id()}", at_ts, kept_after=False, clock=clock):
         if ts is None:
             whole = plan_scan(cluster, name, ts=at_ts)
         scan = replace(whole, columns=(*whole.columns, HANDLE_COLUMN))
@@ -248,27 +249,27 @@ def verify(
 
 
 def newest_ts(view: TableView) -> int:
-    """How far every partition of a table can be read."""
+    """Return the timestamp up to which every partition of a table can be read."""
     return min(partition.state().readable_ts for partition in view.partitions)
 
 
 def verify_table(
     spark: "SparkSession",
-    settings: "Settings",
+    settings: Settings,
     table: str,
     *,
     ts: int | None = None,
-    flight_tls: "TlsSettings | None" = None,
+    flight_tls: TlsSettings | None = None,
     progress: Progress | None = None,
 ) -> TableVerifyReport:
-    """Compare `database.table` in the event store with the cluster's own, row by row, as of `ts`.
+    """Compare `database.table` in the event store with the cluster's on executors, row by row, at `ts`.
 
-    Without `ts` it is the newest that the event store can read. The report lists keys, no values. Raises as
-    `penstock.verify.event_store.verify` does.
+    Without `ts` it is the newest timestamp that the event store can read. The report lists keys, no values.
+    Raises what `verify` raises.
     """
 
-    def run(pieces: "Sequence[Any]") -> list[Any]:
-        return run_on_executors(spark, pieces, progress=progress) if pieces else []
+    def run(tasks: Sequence[Any]) -> list[Any]:
+        return run_on_executors(spark, tasks, progress=progress) if tasks else []
 
     return verify(
         for_executors(settings),

@@ -1,11 +1,9 @@
-"""What is left of a table's rows after its changes, compared with what should be there. Pure, in vectors.
+"""The rows that remain after a table's changes, compared by hashes with the rows that there should be.
 
-All rows of a comparison by their hashes: those of every table in one file for each side.
-
-A part holds some keys of all tables, and is compared by itself; how much memory that takes depends on a part,
-not on the number of tables or rows.
-
-Rows of any version of a table, as they read in its last one, and their hashes. Pure.
+`Shape` hashes rows of any version of a table as they read in its last version. `ComparisonSpill` keeps the
+hashes of all tables on disk, one file for each side, divided by keys. `compare_changes` compares a part by
+itself: memory depends on the size of a part, not on the number of tables or rows. `Shape` and
+`compare_changes` are pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +21,7 @@ from penstock.columnar.sorted_spill import HashedSpill
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import Projection
 from penstock.tables.schema import TableInfo
-from penstock.verify.compare import SAMPLE_MAX, Counts, Pairs, Tally, added_samples
+from penstock.verify.compare import SAMPLE_MAX, Counts, Pairs, Tally, merge_samples
 
 __all__ = [
     "ADDED",
@@ -37,12 +35,12 @@ __all__ = [
     "Orders",
     "Shape",
     "TableResult",
-    "compared",
+    "compare_changes",
 ]
 
 
 ADDED, PUT, REMOVED = 0, 1, 2
-"""What a change does to its key: makes a row where none was, makes one whatever was there, ends it."""
+"""What a change does to its key: adds a row where none was, puts one whatever was there, removes it."""
 
 Kinds = npt.NDArray[np.uint8]
 Orders = npt.NDArray[np.uint64]
@@ -51,7 +49,7 @@ _NO_COUNTS = Counts()
 
 
 class HashedChanges(NamedTuple):
-    """Changes of one table's keys, in any order; `orders` says which came first."""
+    """Changes of one table's keys, in any order of rows; those with lower `orders` came first."""
 
     keys: Hashes
     rows: Hashes
@@ -59,7 +57,7 @@ class HashedChanges(NamedTuple):
     kinds: Kinds
 
     def where(self, mask: _Mask) -> "HashedChanges":
-        """Some of them."""
+        """Return the changes that the mask selects."""
         return HashedChanges(self.keys[mask], self.rows[mask], self.orders[mask], self.kinds[mask])
 
 
@@ -68,23 +66,23 @@ class Basis:
     """How a table is compared."""
 
     keyed: bool
-    """Whether rows have keys; else they are counted by what they say."""
+    """Whether rows have keys; without them, equal rows are counted."""
     whole: bool
-    """Whether all rows count, and not only those of keys that changes were seen of."""
+    """Whether all rows count, or only those of keys that have changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableResult:
-    """What was found of a table: of a part of its keys, or of all."""
+    """The result for a table: for a part of its keys, or for all."""
 
     wanted: int = 0
-    """Rows that there should be, of those that count."""
+    """How many rows there should be, of those that count."""
     found: int = 0
-    """Rows that there are, of those that count."""
+    """How many rows there are, of those that count."""
     seen: int = 0
-    """Keys that changes were seen of."""
+    """How many keys have changes."""
     moving: int = 0
-    """Keys that were left out, because they changed meanwhile."""
+    """How many keys were left out, because they changed during the comparison."""
     counts: Counts = _NO_COUNTS
     samples: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -95,58 +93,58 @@ class TableResult:
             seen=self.seen + other.seen,
             moving=self.moving + other.moving,
             counts=self.counts + other.counts,
-            samples=added_samples(dict(self.samples), dict(other.samples)),
+            samples=merge_samples(dict(self.samples), dict(other.samples)),
         )
 
 
-def compared(changes: HashedChanges, wanted: Pairs, left_out: Hashes, basis: Basis) -> TableResult:
-    """Compare what changes lead to with the rows that there should be, but for keys that are left out."""
+def compare_changes(changes: HashedChanges, wanted: Pairs, left_out: Hashes, basis: Basis) -> TableResult:
+    """Compare the rows that remain after changes with those that there should be, without `left_out` keys."""
     moving = len(np.unique(left_out))
     if moving:
         changes = changes.where(~np.isin(changes.keys, left_out))
         wanted = _where(wanted, ~np.isin(wanted[0], left_out))
-    left = _left(changes) if basis.keyed else _counted(changes)
+    final = _final_rows(changes) if basis.keyed else _count_rows(changes)
     if not basis.whole:
-        wanted = _where(wanted, np.isin(wanted[0], left.seen))
-    found = TableResult(
+        wanted = _where(wanted, np.isin(wanted[0], final.seen))
+    result = TableResult(
         wanted=len(wanted[0]),
-        found=len(left.rows[0]),
-        seen=len(left.seen),
+        found=len(final.rows[0]),
+        seen=len(final.seen),
         moving=moving,
-        counts=Counts(duplicates=len(left.repeated)),
-        samples={"duplicates": [digest(int(key)) for key in left.repeated[:SAMPLE_MAX]]},
+        counts=Counts(duplicates=len(final.repeated)),
+        samples={"duplicates": [digest(int(key)) for key in final.repeated[:SAMPLE_MAX]]},
     )
-    if Digest.of(wanted[1]) == Digest.of(left.rows[1]):
-        return found
-    tally = Tally.of(wanted, left.rows)
-    return found + TableResult(counts=tally.counts, samples=tally.samples())
+    if Digest.of(wanted[1]) == Digest.of(final.rows[1]):
+        return result
+    tally = Tally.of(wanted, final.rows)
+    return result + TableResult(counts=tally.counts, samples=tally.samples())
 
 
-class _Left(NamedTuple):
-    """Rows that are there after all changes, the keys that changes were of, and those that came twice."""
+class _FinalRows(NamedTuple):
+    """The rows that remain after all changes, the keys with changes, and the keys that were added twice."""
 
     rows: Pairs
     seen: Hashes
     repeated: Hashes
 
 
-def _left(changes: HashedChanges) -> _Left:
-    """The last change of each key decides."""
+def _final_rows(changes: HashedChanges) -> _FinalRows:
+    """Return the rows that remain when rows have keys: the last change of each key decides."""
     order = np.lexsort((changes.orders, changes.keys))
     keys, rows, kinds = changes.keys[order], changes.rows[order], changes.kinds[order]
     same = keys[1:] == keys[:-1]
     last = np.append(~same, np.ones(min(1, len(keys)), np.bool_))
-    again = same & (kinds[1:] == ADDED) & (kinds[:-1] != REMOVED)
-    there = last & (kinds != REMOVED)
-    return _Left((keys[there], rows[there]), keys[last], keys[1:][again])
+    repeated = same & (kinds[1:] == ADDED) & (kinds[:-1] != REMOVED)
+    remains = last & (kinds != REMOVED)
+    return _FinalRows((keys[remains], rows[remains]), keys[last], keys[1:][repeated])
 
 
-def _counted(changes: HashedChanges) -> _Left:
-    """Of equal rows as many are left as came more often than they went."""
+def _count_rows(changes: HashedChanges) -> _FinalRows:
+    """Return the rows that remain when rows have no keys: of equal rows, those added minus those removed."""
     keys, places = np.unique(changes.keys, return_inverse=True)
     steps = np.where(changes.kinds == REMOVED, -1, 1)
-    left = np.repeat(keys, np.maximum(np.bincount(places, steps, len(keys)).astype(np.int64), 0))
-    return _Left((left, left), keys, keys[:0])
+    rows = np.repeat(keys, np.maximum(np.bincount(places, steps, len(keys)).astype(np.int64), 0))
+    return _FinalRows((rows, rows), keys, keys[:0])
 
 
 def _where(pairs: Pairs, mask: _Mask) -> Pairs:
@@ -155,7 +153,7 @@ def _where(pairs: Pairs, mask: _Mask) -> Pairs:
 
 @dataclass(frozen=True, slots=True)
 class HashedRows:
-    """Rows by the hashes of their keys, and of all that they say."""
+    """The hashes of rows: of their keys, and of all their values."""
 
     keys: Hashes
     rows: Hashes
@@ -166,33 +164,34 @@ class HashedRows:
 
 @dataclass(slots=True)
 class Shape:
-    """What rows of a table are compared by: the columns `names` of `table`, and those of its key.
+    """How rows of a table are hashed: the columns `names` of its version `table`, and those of its key.
 
-    Columns of other versions are the same when their ids are. A row without a key is known by all it says.
+    A column of another version is the same column when it has the same id. The key of a row without a primary
+    key is all its values.
     """
 
     table: TableInfo
     names: list[str]
     _projections: dict[int, Projection] = field(default_factory=dict)
     _versions: list[TableInfo] = field(default_factory=list)
-    """Those of which there is a projection: so their ids in memory are not given to others."""
+    """The versions that have a projection, kept alive: projections are found by `id(version)`."""
 
     @property
     def keys(self) -> list[str]:
-        """The columns of the key; none: rows have none."""
+        """The columns of the primary key; empty when the table has none."""
         return [column.name for column in self.table.primary_key]
 
     def hashes(self, rows: pa.RecordBatch, version: TableInfo) -> HashedRows:
-        """The hashes of rows of a version, as they read in the last one.
+        """Return the hashes of rows of a version, as they read in the last version.
 
         Raises Invalid when the version has another key, Corrupt when a value does not fit.
         """
-        found = self._projection(version).apply(rows)
-        whole = hashes_of(found, self.names)
-        return HashedRows(hashes_of(found, self.keys) if self.keys else whole, whole)
+        projected = self._projection(version).apply(rows)
+        whole = hashes_of(projected, self.names)
+        return HashedRows(hashes_of(projected, self.keys) if self.keys else whole, whole)
 
     def key_hashes(self, rows: pa.RecordBatch, version: TableInfo) -> Hashes:
-        """The hashes of the keys alone, of rows that may have no other columns."""
+        """Return the hashes of the keys alone; rows need no other columns."""
         self._check_key(version)
         return hashes_of(Projection(version, self.table, self.keys).apply(rows), self.keys)
 
@@ -204,8 +203,8 @@ class Shape:
         return self._projections[id(version)]
 
     def _check_key(self, version: TableInfo) -> None:
-        ours = {column.id for column in self.table.primary_key}
-        if ours != {column.id for column in version.primary_key}:
+        key_ids = {column.id for column in self.table.primary_key}
+        if key_ids != {column.id for column in version.primary_key}:
             raise Invalid(
                 f"table {self.table.name} had another primary key before; its rows cannot be compared"
             )
@@ -227,7 +226,7 @@ _BUFFER_BYTES = 64 << 20
 
 
 class ComparisonSpill:
-    """Rows go in in any order of tables; the changes of a table in their order. A context."""
+    """Keeps hashes of rows and changes on disk, in any order of tables, and compares them. A context."""
 
     def __init__(self, folder: Path, *, buffer_bytes: int = _BUFFER_BYTES) -> None:
         self._found = HashedSpill(_FOUND, folder / "found.arrow", buffer_bytes=buffer_bytes)
@@ -235,22 +234,22 @@ class ComparisonSpill:
         self._moving = HashedSpill(_MOVING, folder / "moving.arrow", buffer_bytes=buffer_bytes)
 
     def change(self, table: int, rows: HashedRows, orders: Orders, kinds: Kinds) -> None:
-        """Changes of a table: what became of keys, in the order of `orders`."""
+        """Add changes of a table; of one key, the change with the highest order is the last."""
         numbers = np.full(len(rows), table, np.uint32)
         batch = pa.record_batch([numbers, rows.keys, rows.rows, orders, kinds], schema=_FOUND)
         self._found.add(batch, rows.keys)
 
     def want(self, table: int, rows: HashedRows) -> None:
-        """Rows that a table should have."""
+        """Add rows that a table should have."""
         numbers = np.full(len(rows), table, np.uint32)
         self._wanted.add(pa.record_batch([numbers, rows.keys, rows.rows], schema=_WANTED), rows.keys)
 
     def leave_out(self, table: int, keys: Hashes) -> None:
-        """Keys of a table that are not to be compared."""
+        """Add keys of a table that are not to be compared."""
         self._moving.add(pa.record_batch([np.full(len(keys), table, np.uint32), keys], schema=_MOVING), keys)
 
     def results(self, bases: Mapping[int, Basis]) -> dict[int, TableResult]:
-        """What was found of each table, of all that was put in."""
+        """Compare all that was added; return the result of each table in `bases`."""
         results = dict.fromkeys(bases, TableResult())
         parts = zip(self._found.parts(), self._wanted.parts(), self._moving.parts(), strict=True)
         for found, wanted, moving in parts:
@@ -258,14 +257,14 @@ class ComparisonSpill:
             keys = _by_table(moving, _MOVING)
             for number in {*changes, *rows} & bases.keys():
                 pairs, left_out = rows.get(number, _NO_WANTED), keys.get(number, _NO_MOVING)[0]
-                made = HashedChanges(*changes.get(number, _NO_FOUND))
-                results[number] += compared(made, (pairs[0], pairs[1]), left_out, bases[number])
+                hashed = HashedChanges(*changes.get(number, _NO_FOUND))
+                results[number] += compare_changes(hashed, (pairs[0], pairs[1]), left_out, bases[number])
         return results
 
     def close(self) -> None:
         """Remove the files."""
-        for each in (self._found, self._wanted, self._moving):
-            each.close()
+        for spill in (self._found, self._wanted, self._moving):
+            spill.close()
 
     def __enter__(self) -> Self:
         return self
@@ -280,14 +279,14 @@ _Arrays = tuple[npt.NDArray[Any], ...]
 
 
 def _by_table(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> dict[int, _Arrays]:
-    """The columns behind the table's number, of each table."""
-    held = pa.Table.from_batches(batches, schema)
-    numbers, *columns = (held.column(name).to_numpy() for name in schema.names)
+    """Return the columns after the table's number, by table."""
+    rows = pa.Table.from_batches(batches, schema)
+    numbers, *columns = (rows.column(name).to_numpy() for name in schema.names)
     order = np.argsort(numbers, kind="stable")
     found, starts, counts = np.unique(numbers[order], return_index=True, return_counts=True)
     return {
-        int(number): tuple(column[order[start : start + rows]] for column in columns)
-        for number, start, rows in zip(found, starts, counts, strict=True)
+        int(number): tuple(column[order[start : start + count]] for column in columns)
+        for number, start, count in zip(found, starts, counts, strict=True)
     }
 
 

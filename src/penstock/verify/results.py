@@ -78,5 +78,5 @@ class VerificationResults:
         return {key: result for key, result in results if result is not None}
 
     def note(self, key: JobKey, last: LastVerification, *, epoch: int) -> None:
-        """Keep a result in place of the one before; raise Fenced when the epoch's lease or the job is gone."""
+        """Keep a result in place of the one before; raise Fenced if the epoch's lease or the job is gone."""
         self._log.note_verified(key, last.to_json(), epoch=epoch)

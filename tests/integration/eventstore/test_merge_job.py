@@ -18,7 +18,7 @@ from penstock.eventstore.upkeep.merge_policy import MergePolicy
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
-from penstock.spark.bulk import MergeTask, load_table, merge
+from penstock.spark.bulk import MergeTask, load_table, merge_objects
 from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 from penstock.testing.store import Admin
@@ -56,10 +56,10 @@ def test_a_table_is_merged_in_parallel_while_it_changes(tmp_path: Path) -> None:
         orders.insert([{"id": n, "name": f"n{n}"} for n in range(400)])
         split(store, [record_key(table_id, n) for n in range(10, 400, 10)])
         load_table(settings, "shop.orders", load_now)
-        with pytest.raises(Unavailable, match=r"shop\.orders is captured by nobody"):
-            merge(settings, "shop.orders", run)
+        with pytest.raises(Unavailable, match=r"no capture that answers owns shop\.orders"):
+            merge_objects(settings, "shop.orders", run)
         with pytest.raises(Invalid, match=r"there is no table shop\.order "):
-            merge(settings, "shop.order", run)
+            merge_objects(settings, "shop.order", run)
         capture = eventloop.run(Capture.start(settings))
         try:
             check_merging(settings, capture, orders, table_id)
@@ -94,12 +94,15 @@ def check_merging(settings: Settings, capture: Capture, orders: Any, table_id: i
         change(10 + len(parallel))
         return list(outputs)
 
-    report = merge(settings, "shop.orders", write)
+    report = merge_objects(settings, "shop.orders", write)
     after = manifest_log.load(storage, paths.table_root(table_id))
     assert parallel[0] >= 3, "several merges are written at once"
     assert report.merges >= 3
     assert report.overtaken == 0
-    assert len(after.visible_objects("data", after.flushed_ts)) < len(before.visible_objects("data", before.flushed_ts)) / 2
+    assert (
+        len(after.visible_objects("data", after.flushed_ts))
+        < len(before.visible_objects("data", before.flushed_ts)) / 2
+    )
     now = verify(settings, "shop.orders", run)
     assert (now.same, now.rows, now.ts >= after.flushed_ts) == (True, 400 - 9 - len(parallel), True)
     reader = FlightReader(capture.flight_addr)

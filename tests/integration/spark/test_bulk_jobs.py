@@ -29,7 +29,7 @@ from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import KvSettings, Settings
 from penstock.spark.bulk import load_snapshot, load_table, merge_table
-from penstock.spark.errors import spark_errors
+from penstock.spark.errors import translate_spark_errors
 from penstock.spark.tasks import run_on_executors
 from penstock.tables import Catalog
 from penstock.tables.keys import encode_handle, record_key
@@ -165,7 +165,10 @@ def test_ranges_are_planned_by_region_and_survive_splits(spark: SparkSession, wo
         "total": Decimal("0.50"),
         "id": 2,
     }
-    with pytest.raises(Invalid, match=r"column id of shop\.ranges is bigint, not string"), spark_errors():
+    with (
+        pytest.raises(Invalid, match=r"column id of shop\.ranges is bigint, not string"),
+        translate_spark_errors(),
+    ):
         given.schema("id string").load().count()
     before = frame.select("id").count()
     assert (before, world.read(spark, "ranges", columns="id").count()) == (400, 399)
@@ -184,7 +187,7 @@ def test_what_people_get_wrong_is_one_line(spark: SparkSession, world: World) ->
         ),
         ({"name": "errors", "rangeFrom": 1 << 70}, Invalid, "does not fit 64 bits"),
     ):
-        with pytest.raises(kind, match=words) as failure, spark_errors():
+        with pytest.raises(kind, match=words) as failure, translate_spark_errors():
             world.read(spark, **options).count()
         assert "\n" not in str(failure.value)
 

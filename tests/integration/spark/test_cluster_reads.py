@@ -32,7 +32,7 @@ from penstock.jobs.iteration import spark_frame
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.object_storage import StorageRef
 from penstock.spark.bulk import load_snapshot, merge_table
-from penstock.spark.errors import as_penstock_error, spark_errors
+from penstock.spark.errors import as_penstock_error, translate_spark_errors
 from penstock.spark.tasks import run_on_executors
 from penstock.verify.event_store import verify_table
 from support.gate import Gate, GatedStorage
@@ -110,7 +110,7 @@ def test_the_package_is_shipped_to_executors_that_do_not_have_it(
 
 
 def test_reads_are_planned_with_the_package_that_is_shipped(cluster_spark: SparkSession):
-    with pytest.raises(Invalid, match="unknown option 'tabel'; did you mean table"), spark_errors():
+    with pytest.raises(Invalid, match="unknown option 'tabel'; did you mean table"), translate_spark_errors():
         cluster_spark.read.format("penstock").option("tabel", "a.b").load()
 
 

@@ -49,6 +49,6 @@ def test_tables_changes_and_streams_are_read_through_spark_connect(tmp_path: Pat
         "view": told,
         "stream": [2, 3, 4],
         "pieces": [0, 2, 4, 6, 8],
-        "refused": "this session is of Spark Connect; changefeeds, jobs, pools and shipping need a driver in"
-        " this process: build a session with penstock.spark.session.build_session",
+        "refused": "this is a session of Spark Connect; changefeeds, jobs, pools and shipping need a driver"
+        " in this process: build a session with penstock.spark.session.build_session",
     }

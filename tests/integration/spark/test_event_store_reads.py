@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.clock import physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.spark import changes_view, register
-from penstock.spark.errors import spark_errors
+from penstock.spark.errors import translate_spark_errors
 from penstock.spark.source import PenstockDataSource
 from penstock.tables.alter import add_column
 from support.chosenmerge import begin_merge
@@ -129,7 +129,10 @@ def test_a_user_given_schema_is_checked_and_taken(spark: SparkSession, world: Se
     assert sorted(row.id for row in reader.schema("id long").load().collect()) == [
         row["id"] for row in model(world, world.ts)
     ]
-    with pytest.raises(Invalid, match=r"column id of shop\.items is bigint, not string"), spark_errors():
+    with (
+        pytest.raises(Invalid, match=r"column id of shop\.items is bigint, not string"),
+        translate_spark_errors(),
+    ):
         reader.schema("id string").load().collect()
 
 
@@ -291,7 +294,7 @@ def test_a_feed_in_which_rows_were_replaced_names_the_first_version_that_can_be_
             return session.sql(f"select * from penstock_changes('shop.items', {version})")
 
         for read in (feed, function):
-            with pytest.raises(StaleRead) as caught, spark_errors():
+            with pytest.raises(StaleRead) as caught, translate_spark_errors():
                 read(start).collect()
             assert (caught.value.table, caught.value.oldest_ts) == ("shop.items", first)
             assert caught.value.replaced
@@ -361,7 +364,7 @@ def test_moments_mean_the_same_wherever_sessions_and_python_processes_run(
 
 
 def test_the_table_function_refuses_what_is_no_moment_in_one_line(configured: SparkSession):
-    with pytest.raises(Invalid, match="begin or end at a Decimal") as caught, spark_errors():
+    with pytest.raises(Invalid, match="begin or end at a Decimal") as caught, translate_spark_errors():
         configured.sql("select * from penstock_changes('shop.items', 1.5)")
     assert "\n" not in str(caught.value)
 
@@ -380,7 +383,7 @@ def test_a_view_of_changes_is_read_with_sql(configured: SparkSession, world: Ser
 
 
 def test_a_view_needs_a_name(configured: SparkSession):
-    with pytest.raises(Invalid, match="no name for a view"):
+    with pytest.raises(Invalid, match="is not a name for a view"):
         changes_view(configured, "shop.items", 2, name="my view")
 
 
@@ -420,7 +423,7 @@ UNREACHABLE = {
         ({"storage": "file:///nowhere/at/all"}, Invalid, "no folder on .*; correct option storage"),
         (UNREACHABLE, Unavailable, "cannot list .* at s3://bucket/events"),
         ({"columns": "id, nam"}, Invalid, "no column 'nam'; it has id, name, extra"),
-        ({"rangeFrom": 1 << 70}, Invalid, "rangeFrom is no handle"),
+        ({"rangeFrom": 1 << 70}, Invalid, "rangeFrom is not a handle"),
         ({"versionAsOf": FUTURE}, Invalid, "can be read up to .*, which is in the future"),
         ({"versionAsOf": START + 1000}, Unavailable, "can be read up to .*; wait"),
         ({"versionAsOf": START + 1000, "flightAddr": None}, Unavailable, "give pdAddrs or flightAddr"),
@@ -440,7 +443,7 @@ def test_a_mistake_is_told_while_the_read_is_planned(
 
 
 def test_a_mistake_reaches_the_user_of_spark_in_one_line(spark: SparkSession, world: ServedWorld):
-    with pytest.raises(Invalid, match=r"there is shop\.items") as caught, spark_errors():
+    with pytest.raises(Invalid, match=r"there is shop\.items") as caught, translate_spark_errors():
         world.load(spark, table="shop.itmes")
     assert "\n" not in str(caught.value)
 
@@ -459,11 +462,11 @@ def test_history_that_is_gone_is_told_with_the_oldest_version_that_can_be_read(
         made.store.collect(made.ids[0])
         oldest = made.manifest().oldest_ts
         assert oldest
-        with pytest.raises(StaleRead, match=r"history of shop\.items") as caught, spark_errors():
+        with pytest.raises(StaleRead, match=r"history of shop\.items") as caught, translate_spark_errors():
             made.feed(spark, startingVersion=2).collect()
         assert caught.value.oldest_ts == oldest + 1
         assert made.feed(spark, startingVersion=caught.value.oldest_ts).count() == 0
-        with pytest.raises(StaleRead), spark_errors():
+        with pytest.raises(StaleRead), translate_spark_errors():
             made.load(spark, versionAsOf=oldest - 1)
 
 

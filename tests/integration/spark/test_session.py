@@ -11,7 +11,7 @@ import penstock.spark
 from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import register
-from penstock.spark.errors import as_penstock_error, spark_errors
+from penstock.spark.errors import as_penstock_error, translate_spark_errors
 from penstock.spark.session import build_session, in_pool
 from support.spark import local_settings
 
@@ -60,7 +60,7 @@ def test_a_session_on_another_master_is_refused_while_one_runs(spark: SparkSessi
 
 
 def test_sessions_that_nobody_registered_with_find_the_source_by_themselves(spark: SparkSession):
-    with pytest.raises(Invalid, match="unknown option 'tabel'; did you mean table"), spark_errors():
+    with pytest.raises(Invalid, match="unknown option 'tabel'; did you mean table"), translate_spark_errors():
         spark.newSession().read.format("penstock").option("tabel", "a.b").load()
 
 
@@ -71,7 +71,7 @@ def test_importing_the_package_registers_the_source_with_the_active_session(
     session.conf.set("spark.penstock.storage", "memory://")
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: session)
     importlib.reload(penstock.spark)
-    with pytest.raises(Invalid, match="memory:// lives in one process"), spark_errors():
+    with pytest.raises(Invalid, match="memory:// belongs to one process"), translate_spark_errors():
         session.read.format("penstock").option("table", "a.b").load()
 
 
@@ -79,7 +79,7 @@ def test_configuration_of_a_session_reaches_its_reads(spark: SparkSession):
     session = spark.newSession()
     session.conf.set("spark.penstock.storage", "memory://")
     register(session)
-    with pytest.raises(Invalid, match="memory:// lives in one process"), spark_errors():
+    with pytest.raises(Invalid, match="memory:// belongs to one process"), translate_spark_errors():
         session.read.format("penstock").option("table", "a.b").load()
 
 
@@ -91,14 +91,14 @@ def test_the_settings_file_of_the_environment_reaches_reads_of_workers_that_star
     monkeypatch.setenv("PENSTOCK_CONFIG", "penstock.yaml")
     session = spark.newSession()
     register(session)
-    with pytest.raises(Invalid, match="memory:// lives in one process"), spark_errors():
+    with pytest.raises(Invalid, match="memory:// belongs to one process"), translate_spark_errors():
         session.read.format("penstock").option("table", "a.b").load()
 
 
 def test_an_unknown_key_of_the_configuration_is_refused(spark: SparkSession):
     session = spark.newSession()
     session.conf.set("spark.penstock.storrage", "s3://x")
-    with pytest.raises(Invalid, match=r"spark\.penstock\.storrage is no default"):
+    with pytest.raises(Invalid, match=r"spark\.penstock\.storrage is not a default"):
         register(session)
 
 
@@ -106,7 +106,7 @@ def test_an_unknown_key_of_the_configuration_is_refused(spark: SparkSession):
     ("options", "message"),
     [
         ({}, "no table is named"),
-        ({"table": "a.b", "timestampAsOf": "yesterday"}, "option timestampAsOf = 'yesterday' is no date"),
+        ({"table": "a.b", "timestampAsOf": "yesterday"}, "option timestampAsOf = 'yesterday' is not a date"),
         ({"table": "a.b", "versionAsOf": "1", "readChangeFeed": "true"}, "versionAsOf is for snapshots"),
     ],
 )

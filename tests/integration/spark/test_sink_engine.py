@@ -130,7 +130,7 @@ async def test_a_file_may_have_chunks_that_were_encoded_elsewhere(
     work = halves(world)
     numbers = count(1)
     near, far = LocalEngine(target, numbers=numbers), SparkEngine(spark, target, numbers=numbers)
-    engine = SizedEngine(near, lambda: far, far_rows=10**9)
+    engine = SizedEngine(near, lambda: far, spark_rows=10**9)
     (first,), (second,) = await far.encode(work[:1]), await engine.encode(work[1:])
     assert near.segments == (second[0].segment,)
     files = [
@@ -176,7 +176,7 @@ async def test_a_file_that_cannot_be_written_does_not_stop_the_others(
     taken, free = file_of("taken", *chunks[:2]), file_of("free", *chunks[2:])
     target.open().write(taken.data_path, b"of somebody else")
     bad, good = await engine.write([taken, free])
-    assert "is there with other content" in bad.error
+    assert "exists with other content" in bad.error
     assert target.open().read(taken.index_path) is None, "a file that is not ours is not announced"
     assert not good.error
     again, _ = await engine.write([free, taken])

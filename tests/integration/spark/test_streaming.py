@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.history_holds import HistoryHolds
-from penstock.spark.errors import spark_errors
+from penstock.spark.errors import translate_spark_errors
 from penstock.spark.options import parse_options
 from penstock.spark.stream import ChangeStreamReader
 from penstock.tables.alter import add_column
@@ -73,7 +73,7 @@ class Stream:
         self.batches.clear()
         query = self.start(frame, **(trigger or {"availableNow": True}))
         try:
-            with spark_errors():
+            with translate_spark_errors():
                 assert query.awaitTermination(DEADLINE_S), "the query does not end"
         finally:
             query.stop()
@@ -320,7 +320,7 @@ def test_history_that_is_gone_is_told_with_the_remedy(
 
 def test_a_stream_that_is_not_of_changes_is_refused_in_one_line(stream: Stream):
     stream.options = {"readChangeFeed": "false"}
-    with pytest.raises(Invalid, match="streams are of changes; give option readChangeFeed = true") as caught:
+    with pytest.raises(Invalid, match="a stream reads changes; give option readChangeFeed = true") as caught:
         stream.run()
     assert "\n" not in str(caught.value)
 
@@ -397,7 +397,7 @@ def test_a_running_stream_passes_added_partitions_and_ends_where_the_table_is_tr
     ddl_world.known()
     with (
         pytest.raises(StaleRead, match=rf"replaced rows of shop\.items .* read is {ddl_ts}:"),
-        spark_errors(),
+        translate_spark_errors(),
     ):
         assert query.awaitTermination(DEADLINE_S), "the query does not end"
     query.stop()

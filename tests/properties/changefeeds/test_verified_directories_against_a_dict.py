@@ -76,7 +76,7 @@ class Source:
         yield whole.select(list(columns)).slice(0, 2)
         yield whole.select(list(columns)).slice(2)
 
-    def touched(self, *_: object) -> Iterator[pa.RecordBatch]:
+    def changed_keys(self, *_: object) -> Iterator[pa.RecordBatch]:
         return iter(())
 
 
@@ -119,8 +119,8 @@ class Directory:
             commit_ts=commits,
             handles=pa.nulls(len(changes), pa.binary()),
             known=np.ones(len(changes), np.bool_),
-            rows=self._batch([row for _, row, _ in changes]),
-            old=self._batch([old for _, _, old in changes if old is not None]),
+            rows=self._make_batch([row for _, row, _ in changes]),
+            old=self._make_batch([old for _, _, old in changes if old is not None]),
         )
 
     def _batch(self, rows: list[Row]) -> pa.RecordBatch:

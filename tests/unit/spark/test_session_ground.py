@@ -45,7 +45,7 @@ def test_an_old_java_is_refused_with_what_to_install(tmp_path: Path):
 
 
 def test_a_java_that_says_nothing_is_refused(tmp_path: Path):
-    with pytest.raises(Invalid, match="does not tell its version"):
+    with pytest.raises(Invalid, match="does not say its version"):
         require_java(java(tmp_path, "hello"))
 
 
@@ -155,7 +155,7 @@ def test_further_configuration_wins_but_keeps_the_console_quiet():
 def test_settings_take_yaml_numbers_and_refuse_what_is_not_sparks():
     tree = {"spark": {"conf": {"spark.executor.cores": 2, "spark.x": True}}}
     assert parse(tree).spark.conf == {"spark.executor.cores": "2", "spark.x": "true"}
-    with pytest.raises(Invalid, match=r"'executor\.cores' is no key of Spark's"):
+    with pytest.raises(Invalid, match=r"'executor\.cores' is not a Spark key"):
         parse({"spark": {"conf": {"executor.cores": "2"}}})
     with pytest.raises(Invalid, match=r"spark\.driver_memory = '2 GB' is refused"):
         parse({"spark": {"driver_memory": "2 GB"}})

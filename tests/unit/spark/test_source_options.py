@@ -6,7 +6,7 @@ from pydantic import SecretStr
 from penstock.clock import LOGICAL_MAX, compose_ts
 from penstock.errors import Invalid
 from penstock.settings import CaptureSettings, Settings
-from penstock.spark.options import PARTITION_BYTES, SourceOptions, check_defaults, parse_options, shared_url
+from penstock.spark.options import PARTITION_BYTES, SourceOptions, absolute_url, check_defaults, parse_options
 
 NINE = 1_769_850_000_000  # 2026-01-31T09:00:00Z
 
@@ -79,7 +79,7 @@ def test_a_wrong_timestamp_is_refused_with_how_to_write_it(text: str):
 @pytest.mark.parametrize("text", ["newest", "-1", "1.5", str(1 << 64)])
 def test_a_wrong_version_is_refused_with_the_option_for_dates(text: str):
     message = refused(versionAsOf=text)
-    assert f"option versionAsOf = {text!r} is no commit timestamp" in message
+    assert f"option versionAsOf = {text!r} is not a commit timestamp" in message
     assert "timestampAsOf" in message
 
 
@@ -201,12 +201,12 @@ def test_tls_of_flight_is_complete_or_absent():
 
 def test_a_folder_means_the_same_place_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert shared_url("file://some folder/events") == f"file://{tmp_path}/some%20folder/events"
-    assert shared_url("s3://bucket/x") == "s3://bucket/x"
+    assert absolute_url("file://some folder/events") == f"file://{tmp_path}/some%20folder/events"
+    assert absolute_url("s3://bucket/x") == "s3://bucket/x"
 
 
 def test_storage_in_memory_is_refused_because_workers_are_other_processes():
-    assert "memory:// lives in one process" in refused(storage="memory://")
+    assert "memory:// belongs to one process" in refused(storage="memory://")
 
 
 def test_addresses_are_host_and_port():
@@ -215,7 +215,7 @@ def test_addresses_are_host_and_port():
 
 def test_defaults_of_a_session_are_about_the_connection_only():
     check_defaults({"storage": "s3://x", "storageOptions.region": "r"})
-    with pytest.raises(Invalid, match=r"spark\.penstock\.versionAsOf is no default"):
+    with pytest.raises(Invalid, match=r"spark\.penstock\.versionAsOf is not a default"):
         check_defaults({"versionAsOf": "1"})
 
 

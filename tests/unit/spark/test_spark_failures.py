@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from penstock.errors import Conflict, Invalid, PenstockError, StaleRead, Unavailable
-from penstock.spark.errors import as_penstock_error, first_line, one_line, spark_errors
+from penstock.spark.errors import as_penstock_error, first_line, hide_worker_traceback, translate_spark_errors
 
 PLANNING = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: \
 penstock.errors.Invalid: unknown option 'x'; give another
@@ -97,32 +97,32 @@ def test_what_people_meet_in_clusters_has_a_remedy(text: str, kind: type[Penstoc
 
 def test_what_spark_throws_for_reasons_of_its_own_passes_unchanged():
     error = RuntimeError("[DIVIDE_BY_ZERO] Division by zero.")
-    with pytest.raises(RuntimeError) as caught, spark_errors():
+    with pytest.raises(RuntimeError) as caught, translate_spark_errors():
         raise error
     assert caught.value is error
 
 
 def test_jobs_raise_our_error_with_sparks_as_its_cause():
     error = RuntimeError(PLANNING)
-    with pytest.raises(Invalid) as caught, spark_errors():
+    with pytest.raises(Invalid) as caught, translate_spark_errors():
         raise error
     assert caught.value.__cause__ is error
 
 
 def test_an_error_of_ours_passes_as_it_is():
     error = Unavailable("later")
-    with pytest.raises(Unavailable) as caught, spark_errors():
+    with pytest.raises(Unavailable) as caught, translate_spark_errors():
         raise error
     assert caught.value is error
 
 
 def test_only_our_errors_are_shown_without_a_traceback(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
-    with pytest.raises(ValueError, match="x"), one_line():
+    with pytest.raises(ValueError, match="x"), hide_worker_traceback():
         raise ValueError("x")
     assert "SPARK_HIDE_TRACEBACK" not in os.environ
     monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")  # so that what follows is undone
-    with pytest.raises(Invalid), one_line():
+    with pytest.raises(Invalid), hide_worker_traceback():
         raise Invalid("x")
     assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"
 

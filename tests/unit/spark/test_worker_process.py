@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import gc, weakref
-from penstock.spark.tasks import task_begins
+from penstock.spark.tasks import begin_task
 
 class Ring:
     def __init__(self):
@@ -15,7 +15,7 @@ gc.disable()
 kept = []
 frozen = []
 for _ in range(3):
-    task_begins()
+    begin_task()
     frozen.append(gc.get_freeze_count())
     gone = weakref.ref(Ring())
     gc.collect()

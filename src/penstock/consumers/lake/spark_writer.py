@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.consumers.lake.files import FileStore, FileWriter, WrittenFile
-from penstock.consumers.schema_evolution import shaped
+from penstock.consumers.schema_evolution import shape_rows
 from penstock.errors import Invalid
 from penstock.jobs.iteration.spark_frame import quote_name
-from penstock.spark.errors import NOT_SHARED, one_line, spark_errors
+from penstock.spark.errors import NOT_SHARED, hide_worker_traceback, translate_spark_errors
 from penstock.spark.tasks import map_in_arrow
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ class WriteTask:
 
         store = self.open_store()
         if self.probe not in store.names(self.folder):
-            with one_line():
+            with hide_worker_traceback():
                 raise Invalid(NOT_SHARED)
         task = TaskContext.get()
         assert task is not None, "tasks run on executors"
         name = f"{self.name}-{task.partitionId():05}-{task.taskAttemptId()}"
         writer = FileWriter(store, self.file_schema, folder=self.folder, name=name)
         for batch in batches:
-            writer.write([shaped(batch, self.columns)])
+            writer.write([shape_rows(batch, self.columns)])
         writer.cut()
         made = writer.written
         yield pa.record_batch(
@@ -73,7 +73,7 @@ def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) 
     task.open_store().write(task.probe, b"")  # goes with the attempt's other files that belong to nothing
     columns = [F.col(quote_name(name)) for name in keys]
     by_key = rows.repartitionByRange(*columns).sortWithinPartitions(*columns)
-    with spark_errors():
+    with translate_spark_errors():
         made = map_in_arrow(by_key, task.write, "path string, nbytes long, footer binary").toArrow()
     return [
         WrittenFile(path, nbytes, pq.read_metadata(io.BytesIO(footer)))

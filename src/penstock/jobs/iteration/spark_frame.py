@@ -25,8 +25,8 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.follow.source import TableScan
 from penstock.jobs.iteration.ordering import BatchProjection
-from penstock.spark.errors import first_line, one_line, spark_errors
-from penstock.spark.tasks import map_in_arrow, task_begins
+from penstock.spark.errors import first_line, hide_worker_traceback, translate_spark_errors
+from penstock.spark.tasks import begin_task, map_in_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as DataFrame  # noqa: PLC0414 - the only place here that names Spark's types
@@ -181,10 +181,10 @@ def _open_frame(
     def read(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         from penstock.spark.tables import as_declared
 
-        task_begins()
+        begin_task()
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                with one_line():
+                with hide_worker_traceback():
                     yield from as_declared(
                         _read_part(shipped[number], frame_columns, distinct=distinct), declared
                     )
@@ -192,7 +192,7 @@ def _open_frame(
     def last(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         from penstock.spark.tables import as_declared
 
-        with one_line(), _scratch() as folder:
+        with hide_worker_traceback(), _scratch() as folder:
             yield from as_declared(last_rows(batches, keys, folder), declared)
 
     frame = spark.range(0, len(shipped), 1, len(shipped)).mapInArrow(read, declared)
@@ -209,7 +209,7 @@ def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple
     def pick(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
-        task_begins()
+        begin_task()
         for batch in batches:
             picked = sampling.pick(batch.column(0).to_numpy())
             columns = [
@@ -274,7 +274,7 @@ def _scratch() -> Iterator[Path]:
 def _translate_errors() -> Iterator[None]:
     """Raise Unavailable for errors that Spark throws for reasons of its own: they may pass."""
     try:
-        with spark_errors():
+        with translate_spark_errors():
             yield
     except PenstockError:
         raise
