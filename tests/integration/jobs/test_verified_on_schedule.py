@@ -83,7 +83,7 @@ def _exit(world: JobWorld) -> tuple[bool | None, int]:
     """What the command finds at once, up to now."""
     with open_deployment(world.settings) as deployment:
         (report,) = verify_targets(deployment, [JOB], VerifyOptions(at="now"))
-    shown = report.shown()
+    shown = report.details()
     return report.same, shown["missing"] + shown["different"] + shown["extra"]
 
 

@@ -15,6 +15,7 @@ from penstock.jobs.scheduler.scheduler import retry_policy
 from penstock.kv import transact
 from penstock.retry import BackoffPolicy
 from penstock.settings import JobsSettings
+from penstock.sources.tikv import routing
 
 FAILURES = st.integers(1, 5000)
 CHANCES = st.floats(0, 1, exclude_max=True)
@@ -44,6 +45,12 @@ FORMER: dict[str, tuple[BackoffPolicy, Callable[[int, float], float]]] = {
 def test_each_user_waits_as_long_as_it_did(user: str, failures: int, chance: float) -> None:
     policy, former = FORMER[user]
     assert policy.delay_s(failures, chance) == former(failures, chance)
+
+
+@given(failures=FAILURES, chance=CHANCES)
+def test_ranges_of_a_source_wait_as_long_as_they_did(failures: int, chance: float) -> None:
+    longest = min(2.0, 0.05 * 2 ** min(failures - 1, 16))
+    assert math.isclose(routing._BACKOFF.delay_s(failures, chance), longest / 2 + longest / 2 * chance)
 
 
 @given(failures=FAILURES, chance=CHANCES, backoff_s=BASES_S)
