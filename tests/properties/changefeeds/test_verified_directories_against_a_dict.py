@@ -123,10 +123,10 @@ class Directory:
             old=self._make_batch([old for _, _, old in changes if old is not None]),
         )
 
-    def _batch(self, rows: list[Row]) -> pa.RecordBatch:
+    def _make_batch(self, rows: list[Row]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist(rows, arrow_schema(self.schema.table)).select(self._names)
 
-    def compared(self, rows: Sequence[Row], *, snapshot: bool = True) -> TableReport:
+    def compare(self, rows: Sequence[Row], *, snapshot: bool = True) -> TableReport:
         facts = FeedFacts(name="feed", tables=("*.*",), start_ts=7, snapshot=snapshot)
         with tempfile.TemporaryDirectory() as folder:
             source = Source(self.schema, rows)
