@@ -26,7 +26,7 @@ from penstock.changes import collect_changes
 from penstock.eventstore import paths
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.manifest import Kind, ObjectInfo, Removal
+from penstock.eventstore.manifest import ObjectKind, ObjectInfo, Removal
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.paths import Side
@@ -104,7 +104,7 @@ class Written:
     notes: Notes = field(default_factory=Notes)
     objects: list[ObjectInfo] = field(default_factory=list)
 
-    def data(self, kind: Kind, ids: Ints, ts: Ints, update: npt.NDArray[np.bool_], version: int) -> str:
+    def data(self, kind: ObjectKind, ids: Ints, ts: Ints, update: npt.NDArray[np.bool_], version: int) -> str:
         columns = [*self.notes.rows(ids, version), handles(ids), *_times(ts), pa.array(update)]
         return self._write("data", kind, columns, create_ts=int(ts[0]))
 
@@ -119,7 +119,7 @@ class Written:
         columns = [pa.array(ids), handles(ids), *_times(ts), pa.array(update), *row_ids, old]
         self._write("tombstone", "appendable", columns, create_ts=int(ts.min()))
 
-    def _write(self, side: Side, kind: Kind, columns: list[pa.Array], *, create_ts: int) -> str:
+    def _write(self, side: Side, kind: ObjectKind, columns: list[pa.Array], *, create_ts: int) -> str:
         table = self.schema.table
         schema = side_schema(table, side)
         rows = pa.RecordBatch.from_arrays(

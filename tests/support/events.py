@@ -92,30 +92,30 @@ def objects(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[Obj
 
 def events(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
     """Every row of a side, in the order of changes."""
-    made = [dict(row) for _, row in _located(storage, table_id, objects(storage, table_id, side))]
+    made = [dict(row) for _, row in _locate_rows(storage, table_id, objects(storage, table_id, side))]
     return sorted(made, key=lambda row: (row[COMMIT_TS], row[START_TS], row[HANDLE]))
 
 
-def _located(
+def _locate_rows(
     storage: ObjectStorage, table_id: int, among: Iterable[ObjectInfo]
 ) -> Iterator[tuple[RowId, Row]]:
     """Every row of some objects with its own row id."""
     for info in among:
         data = storage.read(paths.object_path(paths.table_root(table_id), info.side, info.id))
         assert data is not None, "an object is not there"
-        for offset, row in enumerate(_decoded(data)):
+        for offset, row in enumerate(_decode_rows(data)):
             yield (info.id, offset), row
 
 
 @lru_cache(maxsize=1024)
-def _decoded(data: bytes) -> Sequence[Row]:
+def _decode_rows(data: bytes) -> Sequence[Row]:
     """The rows of an object's bytes. Who looks after every step meets the same bytes again and again."""
     # Its read_table would import pandas.
     rows: list[Row] = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).to_pylist()
     return rows
 
 
-def replayed(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:
+def replay_objects(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:
     """The table as of `ts`, made of nothing but its objects: rows by handle.
 
     Fails when a change is there twice, when an insert meets a row, or when a tombstone meets none or has
@@ -128,17 +128,17 @@ def replayed(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, dict
 
 
 def live_rows(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, tuple[RowId, Row]]:
-    """The rows as of `ts` and where they are, by handle; fails as `replayed` does."""
+    """The rows as of `ts` and where they are, by handle; fails as `replay_objects` does."""
     table = load(storage, paths.table_root(table_id))
     steps = [
         (row[COMMIT_TS], order, row[HANDLE], located, row)
         for order, side in enumerate(_SIDES)
-        for located, row in _located(storage, table_id, table.change_objects(side, 0, TS_MAX))
+        for located, row in _locate_rows(storage, table_id, table.change_objects(side, 0, TS_MAX))
         if row[COMMIT_TS] <= ts
     ]
     places = [step[:3] for step in steps]
     assert len(set(places)) == len(places), "a change is there twice"
-    moved = _moved(storage, table_id, table)
+    moved = _find_moved(storage, table_id, table)
     state: dict[bytes, tuple[RowId, Row]] = {}
     for _, order, handle, located, row in sorted(steps, key=lambda step: step[:3]):
         if _SIDES[order] == "tombstone":
@@ -152,15 +152,15 @@ def live_rows(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, tup
     return state
 
 
-def moved_rows(storage: ObjectStorage, table_id: int) -> dict[RowId, tuple[bytes, int]]:
+def find_moved_rows(storage: ObjectStorage, table_id: int) -> dict[RowId, tuple[bytes, int]]:
     """Rows that merges have written again, by their new row id: which versions they are."""
-    return _moved(storage, table_id, load(storage, paths.table_root(table_id)))
+    return _find_moved(storage, table_id, load(storage, paths.table_root(table_id)))
 
 
-def _moved(storage: ObjectStorage, table_id: int, table: ManifestState) -> dict[RowId, tuple[bytes, int]]:
+def _find_moved(storage: ObjectStorage, table_id: int, table: ManifestState) -> dict[RowId, tuple[bytes, int]]:
     known = table.objects.values()
     merged = [info for info in known if info.side == "data" and info.kind == "merged"]
-    return {located: (row[HANDLE], row[COMMIT_TS]) for located, row in _located(storage, table_id, merged)}
+    return {located: (row[HANDLE], row[COMMIT_TS]) for located, row in _locate_rows(storage, table_id, merged)}
 
 
 _SIDES: Sequence[paths.Side] = ("tombstone", "data")

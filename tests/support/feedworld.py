@@ -32,7 +32,7 @@ from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.values import from_cell
 from penstock.testing.versions import Row
 from support.itemtables import item_table
-from support.metaevents import database, database_gone, described, gone, recorded
+from support.metaevents import database, database_gone, put_table_event, drop_table_event, finished_job_event
 from support.rawbatches import Change, raw
 from support.tableworld import CountingClock
 
@@ -237,7 +237,7 @@ class FeedWorld:
         ts = self.tick()
         known = self.databases.pop(name)
         inside = [each for each in self.tables.values() if each.database == name]
-        changes = [gone(ts, each.info.id, known) for each in inside]
+        changes = [drop_table_event(ts, each.info.id, known) for each in inside]
         for each in inside:
             del self.tables[each.name]
         query = f"DROP DATABASE `{name}`"
@@ -251,7 +251,7 @@ class FeedWorld:
         parts = tuple(next(self._ids) for _ in range(partitions))
         info = replace(item_table(kind, table_id=next(self._ids), partitions=parts), name=own)
         made = self.tables[name] = WorldTable(database_name, info)
-        self._describe(ts, made, DdlAction.CREATE_TABLE, f"CREATE TABLE {_quoted(name)} (...)")
+        self._describe(ts, made, DdlAction.CREATE_TABLE, f"CREATE TABLE {_quote(name)} (...)")
         return made
 
     def create_like(self, name: str, table: WorldTable) -> WorldTable:
@@ -261,7 +261,7 @@ class FeedWorld:
         extra = {key: value for key, value in table.info.extra.items() if key != "partition"}
         info = replace(table.info, id=next(self._ids), name=own, extra=extra)
         made = self.tables[name] = WorldTable(database_name, info)
-        self._describe(ts, made, DdlAction.CREATE_TABLE, f"CREATE TABLE {_quoted(name)} (...)")
+        self._describe(ts, made, DdlAction.CREATE_TABLE, f"CREATE TABLE {_quote(name)} (...)")
         return made
 
     def drop_table(self, table: WorldTable) -> None:
@@ -269,20 +269,20 @@ class FeedWorld:
         ts = self.tick()
         del self.tables[table.name]
         known = self.databases[table.database]
-        query = f"DROP TABLE {_quoted(table.name)}"
+        query = f"DROP TABLE {_quote(table.name)}"
         job = self._job(ts, DdlAction.DROP_TABLE, table.info.id, query, known)
-        self._ddl([gone(ts, table.info.id, known), job])
+        self._ddl([drop_table_event(ts, table.info.id, known), job])
 
     def truncate_table(self, table: WorldTable) -> None:
         """TRUNCATE TABLE: other ids, no rows."""
         ts = self.tick()
         old_id = table.info.id
         parts = () if table.info.physical_ids == (old_id,) else table.info.physical_ids
-        table.info = partitioned(table.info, [next(self._ids) for _ in parts])
+        table.info = with_partitions(table.info, [next(self._ids) for _ in parts])
         table.info = replace(table.info, id=next(self._ids))
         table.rows.clear()
-        left = gone(ts, old_id, self.databases[table.database])
-        query = f"TRUNCATE TABLE {_quoted(table.name)}"
+        left = drop_table_event(ts, old_id, self.databases[table.database])
+        query = f"TRUNCATE TABLE {_quote(table.name)}"
         self._describe(ts, table, DdlAction.TRUNCATE_TABLE, query, left, job_of=old_id)
 
     def add_partition(self, table: WorldTable) -> int:
@@ -310,22 +310,22 @@ class FeedWorld:
         ids = tuple(theirs if each == mine else each for each in table.info.physical_ids)
         leaving = {place: held for place, held in table.rows.items() if place[0] == mine}
         table.rows = {place: held for place, held in table.rows.items() if place[0] != mine} | other.rows
-        table.info, other.info = partitioned(table.info, ids), replace(other.info, id=mine)
+        table.info, other.info = with_partitions(table.info, ids), replace(other.info, id=mine)
         other.rows = leaving
         known = self.databases[other.database]
-        left, came = gone(ts, theirs, known), described(ts, other.info, known)
+        left, came = drop_table_event(ts, theirs, known), put_table_event(ts, other.info, known)
         self._version(ts, other)
         self.repartitioned |= {(table.name, ts), (other.name, ts)}
-        query = f"ALTER TABLE {_quoted(table.name)} EXCHANGE PARTITION p{at} WITH TABLE {_quoted(other.name)}"
+        query = f"ALTER TABLE {_quote(table.name)} EXCHANGE PARTITION p{at} WITH TABLE {_quote(other.name)}"
         self._describe(ts, table, OtherAction.EXCHANGE_PARTITION, query, left, came)
         return ts
 
     def _repartition(self, table: WorldTable, ids: tuple[int, ...], action: int, what: str) -> int:
         ts = self.tick()
-        table.info = partitioned(table.info, ids)
+        table.info = with_partitions(table.info, ids)
         table.rows = {place: held for place, held in table.rows.items() if place[0] in ids}
         self.repartitioned.add((table.name, ts))
-        self._describe(ts, table, action, f"ALTER TABLE {_quoted(table.name)} {what}")
+        self._describe(ts, table, action, f"ALTER TABLE {_quote(table.name)} {what}")
         return ts
 
     def find(self, name: str, at_ts: int | None = None) -> TableView:
@@ -335,8 +335,8 @@ class FeedWorld:
     def rename_table(self, table: WorldTable, name: str) -> None:
         """RENAME TABLE, maybe into another database."""
         ts = self.tick()
-        query = f"RENAME TABLE {_quoted(table.name)} TO {_quoted(name)}"
-        left = gone(ts, table.info.id, self.databases[table.database])
+        query = f"RENAME TABLE {_quote(table.name)} TO {_quote(name)}"
+        left = drop_table_event(ts, table.info.id, self.databases[table.database])
         moves = table.database != name.partition(".")[0]
         del self.tables[table.name]
         table.database, _, own = name.partition(".")
@@ -362,8 +362,8 @@ class FeedWorld:
     def _alter(self, table: WorldTable, info: TableInfo, action: DdlAction, what: str) -> None:
         ts = self.tick()
         table.info = info
-        table.rows = {at: replace(held, row=_reshaped(held.row, info)) for at, held in table.rows.items()}
-        self._describe(ts, table, action, f"ALTER TABLE {_quoted(table.name)} {what}")
+        table.rows = {at: replace(held, row=_reshape(held.row, info)) for at, held in table.rows.items()}
+        self._describe(ts, table, action, f"ALTER TABLE {_quote(table.name)} {what}")
 
     def _describe(
         self, ts: int, table: WorldTable, action: int, query: str, *others: Change, job_of: int = 0
@@ -371,7 +371,7 @@ class FeedWorld:
         known = self.databases[table.database]
         self._version(ts, table)
         job = self._job(ts, action, job_of or table.info.id, query, known)
-        self._ddl([*others, described(ts, table.info, known), job])
+        self._ddl([*others, put_table_event(ts, table.info, known), job])
 
     def _version(self, ts: int, table: WorldTable) -> None:
         version = SchemaVersion(ts, ts, table.info, table.database)
@@ -382,7 +382,7 @@ class FeedWorld:
             self._marks.mark([(table.database, table.info.name)], each)
 
     def _job(self, ts: int, action: int, table_id: int, query: str, database_id: int) -> Change:
-        return recorded(ts, next(self._ids), int(action), table_id, query, database_id=database_id)
+        return finished_job_event(ts, next(self._ids), int(action), table_id, query, database_id=database_id)
 
     def _ddl(self, changes: list[Change]) -> None:
         there = self.physical_ids
@@ -416,7 +416,7 @@ class FeedWorld:
             pass
 
 
-def partitioned(info: TableInfo, ids: Sequence[int]) -> TableInfo:
+def with_partitions(info: TableInfo, ids: Sequence[int]) -> TableInfo:
     """A table with other partitions; none: it is not partitioned."""
     extra = dict(info.extra)
     if ids:
@@ -429,7 +429,7 @@ def _change(ts: int, at: Place, new: Held | None, old: Held | None) -> Change:
     return (ts, ts - 1, key, new.value if new else None, old.value if old else None)
 
 
-def _reshaped(row: Row, info: TableInfo) -> Row:
+def _reshape(row: Row, info: TableInfo) -> Row:
     """A row after a change of columns: those that came have what rows from before read as."""
     return {
         column.name: row[column.name] if column.name in row else from_cell(column.type, origin_cell(column))
@@ -441,5 +441,5 @@ def _names(info: TableInfo) -> list[str]:
     return [column.name for column in info.stored_columns]
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return ".".join(f"`{part}`" for part in name.split("."))

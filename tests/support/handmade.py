@@ -19,7 +19,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import (
     Archive,
-    Kind,
+    ObjectKind,
     ManifestState,
     ObjectInfo,
     Removal,
@@ -63,13 +63,13 @@ class Change:
     def row(self, table: TableInfo) -> Row:
         """The data row, by the columns of a schema."""
         assert self.cells is not None
-        return {**shown(self.cells, table), **self._system(update=self.old is not None)}
+        return {**row_in_schema(self.cells, table), **self._system(update=self.old is not None)}
 
     def tombstone(self, row_id: RowId | None) -> Row:
         """The tombstone, by the columns of the schema of its time."""
         assert self.old is not None
         assert self.old.cells is not None
-        before = shown(self.old.cells, self.table)
+        before = row_in_schema(self.old.cells, self.table)
         where = dict(zip(("_object", "_offset"), row_id or (None, None), strict=True))
         return {**before, **self._system(update=self.cells is not None), **where, "_old": before}
 
@@ -84,7 +84,7 @@ class Change:
         return {"_handle": self.handle, **times, "_update": update}
 
 
-def shown(cells: Cells, table: TableInfo) -> Row:
+def row_in_schema(cells: Cells, table: TableInfo) -> Row:
     """A row by the names of a schema, with the defaults of the columns that it was written without."""
     return {each.name: cells[each.id] if each.id in cells else _origin(each) for each in table.stored_columns}
 
@@ -221,7 +221,7 @@ class HandMade:
         last = {each.number: each for each in self.history if each.ts <= ts}
         table = self.table_at(ts)
         return {
-            number: {**shown(each.cells, table), "_commit_ts": each.ts}
+            number: {**row_in_schema(each.cells, table), "_commit_ts": each.ts}
             for number, each in last.items()
             if each.cells is not None
         }
@@ -313,7 +313,7 @@ class HandMade:
                 self.storage.open().delete(paths.object_path(root, info.side, info.id))
 
     def _write_data(
-        self, version: SchemaVersion, kind: Kind, changes: list[Change], *, create_ts: int = 0
+        self, version: SchemaVersion, kind: ObjectKind, changes: list[Change], *, create_ts: int = 0
     ) -> list[ObjectInfo]:
         if not changes:
             return []
@@ -325,7 +325,7 @@ class HandMade:
         return [info]
 
     def _write_tombstones(
-        self, version: SchemaVersion, kind: Kind, ended: list[Ended], *, create_ts: int = 0
+        self, version: SchemaVersion, kind: ObjectKind, ended: list[Ended], *, create_ts: int = 0
     ) -> list[ObjectInfo]:
         if not ended:
             return []
@@ -340,7 +340,7 @@ class HandMade:
         self,
         side: Side,
         version: SchemaVersion,
-        kind: Kind,
+        kind: ObjectKind,
         rows: list[Row],
         create_ts: int,
         targets: Targets,
@@ -367,7 +367,7 @@ class HandMade:
         )
 
 
-def _by_kind(changes: list[Change], direct: Collection[int]) -> Iterator[tuple[Kind, list[Change]]]:
+def _by_kind(changes: list[Change], direct: Collection[int]) -> Iterator[tuple[ObjectKind, list[Change]]]:
     """Changes by the object that they go into: direct ones by their transaction."""
     usual = [each for each in changes if each.ts not in direct]
     alone = [each for each in changes if each.ts in direct]

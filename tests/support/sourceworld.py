@@ -12,7 +12,7 @@ from penstock.follow.ddl_history import DdlHistory
 from penstock.follow.follower import EventStoreAccess, SliceFollower
 from penstock.kv.lease import LeaseRecord
 from penstock.tables.schema import TableInfo
-from support.metaevents import database, described
+from support.metaevents import database, put_table_event
 from support.rawbatches import raw
 from support.servedworld import ServedWorld
 from support.tableworld import NAME
@@ -27,12 +27,12 @@ class SourceWorld(ServedWorld):
         super().__init__(folder, table, **settings)
         self.addrs = [self.flight.addr]
         self.asked: list[str] = []  # what captures were asked to do
-        self.meta = [database(1, 1, NAME.split(".", maxsplit=1)[0]), described(2, table)]
+        self.meta = [database(1, 1, NAME.split(".", maxsplit=1)[0]), put_table_event(2, table)]
 
     def alter(self, table: TableInfo) -> int:
         """Give the table another schema; sources that are made after it know."""
         ts = super().alter(table)
-        self.meta.append(described(ts, table))
+        self.meta.append(put_table_event(ts, table))
         return ts
 
     def history(self) -> DdlHistory:

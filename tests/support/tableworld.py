@@ -39,7 +39,7 @@ from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
 from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Key, Row, Snapshot, Versions, key_names, key_of, visible
-from support.metaevents import database, described, gone
+from support.metaevents import database, put_table_event, drop_table_event
 from support.rawbatches import Change, raw
 
 START = compose_ts(1_700_000_000_000)
@@ -356,7 +356,7 @@ class TableWorld:
         """Take a table away with its rows."""
         ts = self.tick()
         self._end(ts, table)
-        self._tell(gone(ts, table.versions.table.id))
+        self._tell(drop_table_event(ts, table.versions.table.id))
         return ts
 
     def _begin(self, ts: int, name: str, info: TableInfo, replaced: ModelTable | None = None) -> ModelTable:
@@ -390,7 +390,7 @@ class TableWorld:
         """Empty a table: another one, with new ids, has its name at once."""
         ts = self.tick()
         self._end(ts, table)
-        self._tell(gone(ts, table.versions.table.id))
+        self._tell(drop_table_event(ts, table.versions.table.id))
         return self._begin(ts, table.name_at(ts - 1), self._with_new_ids(table.versions.table), table)
 
     def rename(self, *renamed: tuple[ModelTable, str]) -> int:
@@ -414,7 +414,7 @@ class TableWorld:
 
     def truncate_partition(self, table: ModelTable, physical_id: int) -> int:
         """Empty a partition: it goes on under a new id."""
-        return self._replace(table, _swapped(table, physical_id, next(self.new_ids)), [physical_id])
+        return self._replace(table, _swap_partition(table, physical_id, next(self.new_ids)), [physical_id])
 
     def reorganize_partition(self, table: ModelTable, physical_id: int) -> int:
         """Copy a partition's rows under a new id, which takes its place."""
@@ -424,7 +424,7 @@ class TableWorld:
             place = at._replace(physical_id=new_id)
             self._happen((copied_ts, copied_ts - 1), place, at.value, None)
             table.places[key], table.held[place[:2]] = place, table.held.pop(at[:2])
-        return self._replace(table, _swapped(table, physical_id, new_id), ())
+        return self._replace(table, _swap_partition(table, physical_id, new_id), ())
 
     def exchange_partition(self, table: ModelTable, physical_id: int, other: ModelTable) -> ModelTable:
         """Have a partition and a whole table change places; no key may be in both tables.
@@ -434,7 +434,7 @@ class TableWorld:
         ts, name, (other_id,) = self.tick(), other.name, other.ids
         come, go = other.rows_in(other_id), table.rows_in(physical_id)
         self._end(ts, other)
-        self._tell(gone(ts, other_id))
+        self._tell(drop_table_event(ts, other_id))
         made = self._begin(ts, name, replace(other.versions.table, id=physical_id), other)
         for key, row in come.items():
             self._hand_over(ts, key, row, other, table)
@@ -442,7 +442,7 @@ class TableWorld:
             table.versions.write(ts, key, None, silent=True)
             self._hand_over(ts, key, row, table, made)
         table.breaks.append(ts)
-        changed = _swapped(table, physical_id, other_id)
+        changed = _swap_partition(table, physical_id, other_id)
         table.versions.alter(ts, changed)
         self._describe(ts, table, changed)
         return made
@@ -478,7 +478,7 @@ class TableWorld:
 
     def _describe(self, ts: int, table: ModelTable, info: TableInfo) -> None:
         table.schemas.append(SchemaVersion(ts, ts, info, _DATABASE))
-        self._tell(described(ts, info))
+        self._tell(put_table_event(ts, info))
 
     def _tell(self, change: Change) -> None:
         self.cluster.meta.append(change)
@@ -559,7 +559,7 @@ class TableWorld:
 
     def snapshot(self, ts: int) -> Snapshot:
         """The table as of `ts`, as it is read."""
-        return gathered(read_snapshot(self.view(), ts, columns=self.columns(ts)), self.versions.table_at(ts))
+        return gather_rows(read_snapshot(self.view(), ts, columns=self.columns(ts)), self.versions.table_at(ts))
 
     def columns(self, ts: int) -> list[str]:
         """What to ask for, so that rows can be told apart."""
@@ -589,12 +589,12 @@ def _with_partitions(info: TableInfo, ids: Iterable[int]) -> TableInfo:
     return replace(info, extra={**info.extra, "partition": partition})
 
 
-def _swapped(table: ModelTable, physical_id: int, new_id: int) -> TableInfo:
+def _swap_partition(table: ModelTable, physical_id: int, new_id: int) -> TableInfo:
     ids = (new_id if each == physical_id else each for each in table.ids)
     return _with_partitions(table.versions.table, ids)
 
 
-def gathered(batches: Iterable[pa.RecordBatch], table: TableInfo) -> Snapshot:
+def gather_rows(batches: Iterable[pa.RecordBatch], table: TableInfo) -> Snapshot:
     """The rows of a snapshot by key; fails when one is there twice."""
     found: Snapshot = {}
     for batch in batches:

@@ -1,7 +1,4 @@
-"""What a reader of changes is given, and what it may do with it at once.
-
-The changes of a table between two timestamps, as a handle that gives them batch by batch.
-"""
+"""Batches of changes, the hints that say when they can be applied, and the handle that yields them."""
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -16,11 +13,12 @@ from penstock.eventstore.schema_version import SchemaVersion
 
 
 class Hint(Enum):
-    """What a batch means for those before and behind it.
+    """What a reader may do with a batch when it arrives.
 
-    SNAPSHOT: rows of a table that was empty before; nothing ends. TAIL_WIP: what follows may have to be
-    applied first, so keep it. TAIL_DONE: nothing that follows comes before this batch, nor before what was
-    kept: apply all of that, smaller `_commit_ts` first, and at one `_commit_ts` tombstones first.
+    SNAPSHOT: the batch has rows of a table that was empty before; no row ends. TAIL_WIP: later batches may
+    have to be applied before this one, so keep it. TAIL_DONE: no later batch comes before this one, or before
+    those that were kept. Apply all of them, smaller `_commit_ts` first, and at one `_commit_ts` tombstones
+    first.
     """
 
     SNAPSHOT = "snapshot"
@@ -30,10 +28,10 @@ class Hint(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """Some changes, of one schema version, each side ordered by `_commit_ts`.
+    """Some changes of one schema version, each side ordered by `_commit_ts`.
 
-    Once this batch has been delivered, every change up to `complete_ts` has: reading on from there gives what
-    is missing, and nothing twice.
+    Once this batch has been delivered, every change up to `complete_ts` has been delivered. A reader that
+    starts again from `complete_ts` gets the missing changes, and none twice.
     """
 
     data: pa.RecordBatch
@@ -47,10 +45,10 @@ Batches = Generator[ChangeBatch, None, None]
 
 
 class ChangesHandle:
-    """Gives batches until there are no more. A context, and an iterator. Use from one thread at a time.
+    """Yields batches until there are no more. A context and an iterator; use it from one thread at a time.
 
-    Batches come as they are asked for, in bounded memory. What `next` raises while it reads (Unavailable,
-    StaleRead, Corrupt) it raises again when asked again: the changes did not end there. Read on from the
+    Batches are read when they are asked for, in bounded memory. An error of `next` (Unavailable, StaleRead,
+    Corrupt) is raised again by every later call, because the changes did not end there. Start again from the
     last `complete_ts`.
     """
 
@@ -60,7 +58,7 @@ class ChangesHandle:
         self._failure: Exception | None = None
 
     def next(self) -> ChangeBatch | None:
-        """The next batch; None when every change has been delivered. Raises Invalid once it is closed."""
+        """Return the next batch, or None after the last one. Raise Invalid once the handle is closed."""
         if self._failure is not None:
             raise self._failure
         if self._ended:
@@ -79,9 +77,9 @@ class ChangesHandle:
         return batch
 
     def close(self) -> None:
-        """Let go of everything that is open. Can be called twice."""
+        """Close everything that is open. Closing twice is fine."""
         if not self._ended and self._failure is None:
-            self._failure = Invalid("the handle is closed; collect the changes again")
+            self._failure = Invalid("the handle of changes is closed; collect the changes again")
         self._batches.close()
 
     def __iter__(self) -> Iterator[ChangeBatch]:

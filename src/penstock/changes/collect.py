@@ -1,6 +1,6 @@
-"""What changed in a table between two timestamps, and the physical tables that say it.
+"""The changes of a table between two timestamps, cut where its schema changes, and the rows at one timestamp.
 
-Changes from nothing: the rows of a table at one timestamp.
+Before it reads, `fix_range` finds the physical tables that hold the range.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,9 @@ from penstock.eventstore.read.partition_sets import (
     Life,
     PartitionSet,
     first_set,
-    merge_lives,
     life_at,
     lives_of,
+    merge_lives,
     partition_sets,
 )
 from penstock.eventstore.read.snapshot import read_snapshot
@@ -35,74 +35,38 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import UPDATE
 from penstock.tables.schema import HandleKind
 
-
-def snapshot_batches(table: TableView, schema: SchemaVersion, ts: int, options: ChangeOptions) -> Batches:
-    """The rows of a table at `ts`, where it has a schema; all of them begin there for the reader."""
-    names = snapshot_columns(schema, options)
-    rows = read_snapshot(table, ts, columns=names, batch_rows=2 * options.batch_rows)
-    return to_batches(rows, schema, options, complete_ts=ts)
-
-
-def snapshot_columns(schema: SchemaVersion, options: ChangeOptions) -> list[str]:
-    """The columns to read for the data side; raise Invalid when the table has none of a name asked for."""
-    check_columns([schema.table], options)
-    return list(ReadColumns.of(schema.table, options).data.shown.names)
-
-
-def to_batches(
-    rows: Iterable[pa.RecordBatch], schema: SchemaVersion, options: ChangeOptions, *, complete_ts: int
-) -> Batches:
-    """Rows as batches without tombstones. The last one is complete up to `complete_ts`, and may be empty."""
-    columns = ReadColumns.of(schema.table, options)
-    nothing = pa.RecordBatch.from_pylist([], columns.tombstone.shown)
-    held = pa.RecordBatch.from_pylist([], columns.data.shown)
-    for batch in rows:
-        if held.num_rows:
-            yield ChangeBatch(held, nothing, Hint.SNAPSHOT, schema, 0)
-        held = _as_inserts(batch.select(columns.data.shown.names))
-    yield ChangeBatch(held, nothing, Hint.SNAPSHOT, schema, complete_ts)
-
-
-def _as_inserts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    if UPDATE not in batch.schema.names:
-        return batch
-    at = batch.schema.get_field_index(UPDATE)
-    return batch.set_column(at, batch.schema.field(at), pa.array(np.zeros(batch.num_rows, np.bool_)))
-
-
 SIDES: tuple[Side, Side] = ("data", "tombstone")
 
 
 def collect_changes(
-    table: TableView, from_ts: int, to_ts: int, **wishes: Unpack[ChangeOptionsArgs]
+    table: TableView, from_ts: int, to_ts: int, **options: Unpack[ChangeOptionsArgs]
 ) -> ChangesHandle:
-    """The changes of a table in (from_ts, to_ts]; with from_ts = 0 the rows that it has at to_ts.
+    """Return the changes of a table in (from_ts, to_ts]; with from_ts = 0 the rows that it has at to_ts.
 
     Data has the table's columns, or those of `columns`, and `_commit_ts`. Tombstones have the primary key and
-    `_commit_ts`, and with `old_rows` the row that ended, in `_old`: all of it, or what `columns` names (one
-    column at least). A table without a primary key has `_handle` on both sides. `columns` may name
-    `_handle`, `_start_ts` and `_update` too, for both sides; `_update` says that the row was there before and
-    is there after. Batches end where the schema changes; one whose schema lacks a column of `columns` comes
-    without it.
+    `_commit_ts`, and with `old_rows` the row that ended, in `_old`: all of it, or the columns that `columns`
+    names (at least one). A table without a primary key has `_handle` on both sides. `columns` may name
+    `_handle`, `_start_ts` and `_update` too, for both sides; `_update` says that the row existed before the
+    change and exists after it. Batches end where the schema changes; a batch does not have the columns that
+    its schema does not have.
 
     Changes of the same row are coalesced as far as they come together, unless `coalesce` is off. `replay` is
-    for a reader that may have applied some of them before, and `skip_deletes` leaves out tombstones of rows
-    that come back, for one that replaces rows. A side of a batch has up to twice `batch_rows` rows. The last
-    batch is complete up to to_ts, and may have no rows. The same range gives the same changes in the same
-    order, whatever was flushed or merged meanwhile.
+    for a reader that may have applied some of them before. `skip_deletes` leaves out tombstones of rows that
+    come back, for a reader that replaces rows. A side of a batch has at most twice `batch_rows` rows. The
+    last batch is complete up to to_ts, and may have no rows. The same range gives the same changes in the
+    same order, whatever was flushed or merged meanwhile.
 
-    Raises Invalid for what is no range or no column, Unavailable when the range is not complete yet, and
-    StaleRead when history from `from_ts` on is gone, or when rows came or went in the range without a change
-    of any: with TRUNCATE, with a partition that was dropped, truncated, exchanged or reorganized, or with
-    another table under the name. `oldest_ts` is then the last such moment.
+    Raises Invalid when the timestamps are no range or a column does not exist, and Unavailable when the range
+    is not complete yet. Raises StaleRead when history from `from_ts` on is gone, or when rows came or went in
+    the range without a change of any row: by TRUNCATE, by a partition that was dropped, truncated, exchanged
+    or reorganized, or by another table under the name. `oldest_ts` is then the last such timestamp.
     """
-    options = ChangeOptions(**wishes)
-    return ChangesHandle(collect(table, ChangesRange(from_ts, to_ts), options))
+    return ChangesHandle(collect(table, ChangesRange(from_ts, to_ts), ChangeOptions(**options)))
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesRange:
-    """(from_ts, to_ts], of rows in [handle_from, handle_to) (b"": no bound)."""
+    """Changes in (from_ts, to_ts], of rows in [handle_from, handle_to) (b"": no bound)."""
 
     from_ts: int
     to_ts: int
@@ -113,9 +77,9 @@ class ChangesRange:
 def collect(
     table: TableView, wanted: ChangesRange, options: ChangeOptions, *, checked: bool = False
 ) -> Batches:
-    """The batches of a range; what `collect_changes` raises at once is raised at once.
+    """Return the batches of a range; raise at once what `collect_changes` raises before its first batch.
 
-    `checked`: the columns are of some version of the table, if not of one in this range.
+    With `checked` the columns are not checked: some version of the table has them, if not one of this range.
     """
     table, states, _ = fix_range(table, wanted.from_ts, wanted.to_ts)
     if not wanted.from_ts:
@@ -127,7 +91,7 @@ def collect(
 
 
 class FixedRange(NamedTuple):
-    """The physical tables that hold a range up to `to_ts`, and what each is now."""
+    """The physical tables that hold a range up to `to_ts`, and the state of each."""
 
     view: TableView
     states: list[PartitionState]
@@ -135,15 +99,15 @@ class FixedRange(NamedTuple):
 
 
 def open_range(table: TableView, from_ts: int, to_ts: int) -> list[PartitionState]:
-    """What each physical table that holds a range is now; raises as `fix_range` does."""
+    """Return the states of the physical tables that hold a range; raise as `fix_range` does."""
     return fix_range(table, from_ts, to_ts).states
 
 
 def fix_range(table: TableView, from_ts: int, to_ts: int, *, one_set: bool = False) -> FixedRange:
     """Find the physical tables that hold the changes in (from_ts, to_ts]; from_ts = 0: the rows at to_ts.
 
-    They are those that the table has at to_ts, whenever the view was opened. With `one_set` the range ends
-    before a partition is added. Raises as `collect_changes` does, unless all of them can be read.
+    They are the physical tables that the table has at to_ts, whenever the view was opened. With `one_set` the
+    range ends before a partition is added. Raises as `collect_changes` does, unless all of them can be read.
     """
     require_range(from_ts, to_ts)
     start = from_ts or to_ts
@@ -165,7 +129,7 @@ def fix_range(table: TableView, from_ts: int, to_ts: int, *, one_set: bool = Fal
 
 
 def _fixed_view(table: TableView, ids: Sequence[int]) -> TableView:
-    """The view of some physical tables; what those have that it did not know is with the capture it knows."""
+    """Return the view of some physical tables; ask the capture that is known for those that are new."""
     known = {partition.table_id: partition for partition in table.partitions}
     near = next(
         (partition for partition in table.partitions if partition.rows is not None), table.partitions[0]
@@ -183,15 +147,16 @@ def _find_sets(
     to_ts: int,
     failures: dict[int, Unavailable],
 ) -> list[PartitionSet]:
-    """See `partition_sets`; `failures` gets those that do not say all: they may be none that are needed.
+    """Return the partition sets of a range, as `partition_sets` does.
 
-    Only a table that was not there at `from_ts` under its name, or is gone, is looked for by its name.
+    `failures` gets the physical tables whose schemas are not known up to `to_ts`: the range may not need
+    them. Only a table that was not there at `from_ts` under its name, or is gone, is looked for by its name.
     """
     known: list[Life] = []
     for state in states:
         try:
             versions = state.schemas_upto(to_ts)
-        except Unavailable as error:  # it may be that it has ended, which its capture knows
+        except Unavailable as error:  # its capture may know that it has ended
             failures[state.table_id] = error
             versions = state.known_schemas
         known += lives_of(state.table_id, versions, list_known_ends(state))
@@ -206,16 +171,16 @@ def _find_sets(
 
 
 def _table_id(lives: Sequence[Life], physical_id: int, ts: int) -> int:
-    """The table that a physical table belongs to at `ts`, or next."""
+    """Return the table that a physical table belongs to at `ts`, or else belongs to first."""
     mine = [life for life in lives if physical_id in life.ids]
     begun = [life for life in mine if life.since_ts <= ts]
     return (begun[-1] if begun else mine[0]).schema.table.id if mine else 0
 
 
 def _add_others(table: TableView, lives: Sequence[Life], asked: AskedTable) -> list[Life]:
-    """With what is known of other tables that had the name, and of partitions that the table had.
+    """Add the lives of other tables that had the name, and of partitions that the table had.
 
-    Raises Unavailable when there may be one of which nothing is known yet.
+    Raises Unavailable when there may be a table of which nothing is known yet.
     """
     near = next(
         (partition for partition in table.partitions if partition.rows is not None), table.partitions[0]
@@ -244,11 +209,11 @@ def schema_parts(
 ) -> list[tuple[int, int, SchemaVersion]]:
     """Divide a range where the schema of any partition changes: (from_ts, to_ts, schema) of each part.
 
-    What is before the first version, where the table was not there yet, belongs to that one.
+    The first version also covers the time before it, when the table did not exist yet.
     """
     known = {version.since_ts: version for state in states for version in state.schemas(from_ts, to_ts)}
     by_time = [known[since_ts] for since_ts in sorted(known)]
-    # One of a partition that is added after the range is no version of it.
+    # The first version of a partition that is added after the range is not a version of the range.
     versions = [version for version in by_time if version.since_ts <= to_ts] or by_time[:1]
     starts = [from_ts, *(version.since_ts - 1 for version in versions[1:] if version.since_ts > from_ts + 1)]
     parts = []
@@ -293,11 +258,11 @@ def _open_side(
     schema: SchemaVersion,
     columns: ReadColumns,
 ) -> list[ChangeStream]:
-    """The streams of a side over all partitions, which begin to read; the stack closes them."""
+    """Open the streams of one side over all partitions, which start to read; the stack closes them."""
     streams: list[ChangeStream] = []
     for state in states:
         if state.schemas(part.from_ts, part.to_ts)[0].since_ts > part.to_ts:
-            continue  # it was added later, when columns may have been others
+            continue  # it was added after this part, and may have had other columns then
         found = open_streams(
             state,
             side,
@@ -308,10 +273,49 @@ def _open_side(
             handle_from=part.handle_from,
             handle_to=part.handle_to,
             schema=schema,
-            # Elsewhere a handle is the key, and a row that moves to another partition is the same one.
+            # Elsewhere the handle is the key: a row that moves to another partition stays the same row.
             with_partition=len(states) > 1 and schema.table.handle_kind is HandleKind.ROWID,
         )
         for stream in found:
             stack.callback(stream.close)
         streams += found
     return streams
+
+
+def snapshot_batches(table: TableView, schema: SchemaVersion, ts: int, options: ChangeOptions) -> Batches:
+    """Yield the rows of a table at `ts`, at which it has the schema, as inserts."""
+    names = snapshot_columns(schema, options)
+    rows = read_snapshot(table, ts, columns=names, batch_rows=2 * options.batch_rows)
+    return to_batches(rows, schema, options, complete_ts=ts)
+
+
+def snapshot_columns(schema: SchemaVersion, options: ChangeOptions) -> list[str]:
+    """Return the columns to read for the data side; raise Invalid when the table has not all of them."""
+    check_columns([schema.table], options)
+    return list(ReadColumns.of(schema.table, options).data.shown.names)
+
+
+def to_batches(
+    rows: Iterable[pa.RecordBatch], schema: SchemaVersion, options: ChangeOptions, *, complete_ts: int
+) -> Batches:
+    """Yield rows as batches without tombstones.
+
+    The last batch is complete up to `complete_ts`, and may be empty. The others are complete up to 0: a
+    reader cannot start again in the middle of a snapshot.
+    """
+    columns = ReadColumns.of(schema.table, options)
+    nothing = pa.RecordBatch.from_pylist([], columns.tombstone.shown)
+    held = pa.RecordBatch.from_pylist([], columns.data.shown)
+    for batch in rows:
+        if held.num_rows:
+            yield ChangeBatch(held, nothing, Hint.SNAPSHOT, schema, 0)
+        held = _as_inserts(batch.select(columns.data.shown.names))
+    yield ChangeBatch(held, nothing, Hint.SNAPSHOT, schema, complete_ts)
+
+
+def _as_inserts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with `_update` unset, if they have that column: the reader has none of them yet."""
+    if UPDATE not in batch.schema.names:
+        return batch
+    at = batch.schema.get_field_index(UPDATE)
+    return batch.set_column(at, batch.schema.field(at), pa.array(np.zeros(batch.num_rows, np.bool_)))

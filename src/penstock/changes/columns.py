@@ -1,4 +1,4 @@
-"""The columns that a job gets of a table, the key's first. Pure."""
+"""The columns that a reader of changes gets: the key's columns first, `_commit_ts` last. Pure."""
 
 from collections.abc import Collection, Iterable
 
@@ -10,19 +10,19 @@ from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 
 DELETED = "_deleted"
-"""Of rows that may be deletes: whether it is one, so that only the key's columns count."""
+"""The column that marks a row as a delete, of which only the key's columns count."""
 
 
 def key_names(table: TableInfo) -> tuple[str, ...]:
-    """The columns that identify a row: those of the primary key in its order, or `_handle`."""
+    """Return the columns that identify a row: those of the primary key in its order, or `_handle`."""
     stored = arrow_schema(table).names
     return tuple(column.name for column in table.primary_key if column.name in stored) or (HANDLE,)
 
 
 def choose_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schema:
-    """The key's columns, then those chosen in the table's order, whatever their case; None: all.
+    """Return the key's columns, then the chosen ones in the table's order (None: all), whatever their case.
 
-    One that the table does not have (any more) is left out.
+    A chosen column that the table does not have, or no longer has, is left out.
     """
     keys = key_names(table)
     wanted = None if chosen is None else {name.lower() for name in chosen}
@@ -36,13 +36,13 @@ def choose_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schem
 
 
 def with_commit_ts(columns: pa.Schema) -> pa.Schema:
-    """Columns as changes have them: with `_commit_ts`."""
+    """Return columns with `_commit_ts` after them, as changes have them."""
     return columns.append(pa.field(COMMIT_TS, pa.int64(), nullable=False))
 
 
 def list_read_columns(
     versions: Iterable[SchemaVersion], now: SchemaVersion, columns: Iterable[str]
 ) -> set[str]:
-    """What columns of a table now were called in its versions: the names to read them by."""
-    wanted = list(columns)
-    return {name for version in versions for name in Projection(version.table, now.table, wanted).reads}
+    """Return the names that columns of the table as it is `now` had in its versions: read them by these."""
+    names = list(columns)
+    return {name for version in versions for name in Projection(version.table, now.table, names).reads}

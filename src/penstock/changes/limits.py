@@ -1,8 +1,8 @@
-"""How far a reader may go that takes a limited number of changes at a time, and no half commits. Pure.
+"""How far a reader goes that takes a limited number of changes at a time, and no half commits.
 
-How many changes a range has, as manifests say it; where that is not enough, as their times do.
-
-Where a reader that takes a limited part of a snapshot at a time goes on: at a handle.
+`last_admitted_ts` decides from counts, and is pure. `ChangeCounts` counts the changes of a range: from
+manifests, and where those do not suffice from the commit timestamps in the objects. `admitted_handle` cuts a
+snapshot, which has no timestamps, at a handle.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ReadLimit:
-    """How many changes, and how many bytes of them, are taken at a time; None: as many as there are."""
+    """The most changes, and bytes of changes, that are taken at a time; None: no limit."""
 
     rows: int | None = None
     nbytes: int | None = None
@@ -36,13 +36,16 @@ class ReadLimit:
         return self.rows is not None or self.nbytes is not None
 
     def allows(self, rows: float, nbytes: float) -> bool:
-        """Whether so much may be taken at once."""
+        """Return whether so much may be taken at once."""
         return (self.rows is None or rows <= self.rows) and (self.nbytes is None or nbytes <= self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class CountedChanges:
-    """Changes that were committed from `min_ts` to `max_ts`. `times` gives when, at the price of a read."""
+    """Changes that were committed from `min_ts` to `max_ts`.
+
+    `times` returns their commit timestamps, which may cost a read.
+    """
 
     rows: int
     nbytes: int
@@ -52,24 +55,25 @@ class CountedChanges:
 
     @classmethod
     def from_times(cls, times: Ints, row_bytes: float) -> "CountedChanges":
-        """Changes of which the times are known already; there is at least one."""
+        """Return at least one change whose commit timestamps are known already."""
         nbytes = round(len(times) * row_bytes)
         return cls(len(times), nbytes, int(times.min()), int(times.max()), lambda: times)
 
 
-def last_admitted_ts(held: Iterable[CountedChanges], from_ts: int, to_ts: int, limit: ReadLimit) -> int:
-    """The end of the longest range (from_ts, end] within `to_ts` and the limit.
+def last_admitted_ts(changes: Iterable[CountedChanges], from_ts: int, to_ts: int, limit: ReadLimit) -> int:
+    """Return the end of the longest range (from_ts, end] within `to_ts` and the limit.
 
-    It has every change of each commit in it, and at least one commit if there is any: then it may be more
-    than the limit allows. Only times that the decision depends on are asked for.
+    The range has every change of each commit in it, and at least one commit if there is any. That commit
+    alone may exceed the limit. Only the timestamps that the decision depends on are read.
     """
     inside = sorted(
-        (counted for counted in held if _meets(counted, from_ts, to_ts)), key=lambda counted: counted.min_ts
+        (counted for counted in changes if _meets(counted, from_ts, to_ts)),
+        key=lambda counted: counted.min_ts,
     )
-    sure = _prefix(inside, limit)
+    sure = _count_allowed(inside, limit)
     if sure == len(inside):
         return to_ts
-    safe_ts = max(from_ts, inside[sure].min_ts - 1)  # up to here it is enough even if every change counts
+    safe_ts = max(from_ts, inside[sure].min_ts - 1)  # the limit allows everything up to here
     whole = [counted for counted in inside[:sure] if counted.min_ts > from_ts and counted.max_ts <= safe_ts]
     tally = _Tally(limit, sum(counted.rows for counted in whole), sum(counted.nbytes for counted in whole))
     for counted in inside[:sure]:
@@ -84,20 +88,20 @@ def last_admitted_ts(held: Iterable[CountedChanges], from_ts: int, to_ts: int, l
     return to_ts
 
 
-def _meets(held: CountedChanges, from_ts: int, to_ts: int) -> bool:
-    return held.max_ts > from_ts and held.min_ts <= to_ts
+def _meets(counted: CountedChanges, from_ts: int, to_ts: int) -> bool:
+    return counted.max_ts > from_ts and counted.min_ts <= to_ts
 
 
-def _prefix(held: Sequence[CountedChanges], limit: ReadLimit) -> int:
-    """How many of them, one after the other, are allowed together."""
-    rows = accumulate(counted.rows for counted in held)
-    nbytes = accumulate(counted.nbytes for counted in held)
+def _count_allowed(changes: Sequence[CountedChanges], limit: ReadLimit) -> int:
+    """Return how many of them, from the first on, the limit allows together."""
+    rows = accumulate(counted.rows for counted in changes)
+    nbytes = accumulate(counted.nbytes for counted in changes)
     fits = [limit.allows(*so_far) for so_far in zip(rows, nbytes, strict=True)]
     return fits.index(False) if False in fits else len(fits)
 
 
 class _Tally:
-    """Changes by the time of their commit, beside some that come before all that is decided."""
+    """Counts changes by commit-ts, after `rows` and `nbytes` of changes that are admitted already."""
 
     def __init__(self, limit: ReadLimit, rows: int, nbytes: int) -> None:
         self._limit = limit
@@ -106,14 +110,14 @@ class _Tally:
         self._times: list[Ints] = []
         self._weights: list[npt.NDArray[np.float64]] = []
 
-    def add(self, held: CountedChanges, from_ts: int) -> None:
-        times = held.times()
+    def add(self, counted: CountedChanges, from_ts: int) -> None:
+        times = counted.times()
         times = times[times > from_ts]
         self._times.append(times)
-        self._weights.append(np.full(len(times), held.nbytes / max(1, held.rows)))
+        self._weights.append(np.full(len(times), counted.nbytes / max(1, counted.rows)))
 
     def end(self, known_ts: int) -> int | None:
-        """Where to cut, when that is certain with everything up to `known_ts` added; else None."""
+        """Return where to cut, when that is certain once all changes up to `known_ts` are added, or None."""
         commits, which = np.unique(np.concatenate(self._times), return_inverse=True)
         rows = self._rows + np.cumsum(np.bincount(which, minlength=len(commits)))
         weights = np.bincount(which, np.concatenate(self._weights), len(commits))
@@ -126,37 +130,40 @@ class _Tally:
         first = int(beyond.argmax()) if beyond.any() else len(commits)
         if first == len(commits) or commits[first] > known_ts:
             return None
-        alone = first == 0 and not self._rows
+        alone = first == 0 and not self._rows  # the first commit is admitted whatever its size
         return int(commits[first]) - (0 if alone else 1)
 
 
-_ROW_BYTES = 64.0  # of a row, where no object says it
+_ROW_BYTES = 64.0  # the size of a row of a table without objects
 
 
 @dataclass(frozen=True)
 class ChangeCounts:
-    """The changes in (from_ts, to_ts] of a table's partitions, for which `open_range` gives the states.
+    """Counts the changes in (from_ts, to_ts] of a table's partitions, whose states `open_range` returns.
 
-    An update counts twice, for the row before and the row after. Bytes are those of objects; changes that are
-    not flushed weigh what the others do. With `handles` only rows there count, as far as the objects tell
-    without being read. Every method raises what reading changes raises.
+    An update counts twice, for the row before and the row after. Bytes are those of objects; a change that is
+    not flushed weighs as much as an average row. With `handles` only rows in that range count, as far as
+    objects say that without being read. Every method raises what reading changes raises.
     """
 
     states: Sequence[PartitionState]
     from_ts: int
     to_ts: int
     handles: HandleRange = field(default_factory=HandleRange)
-    _read: dict[str, Ints] = field(default_factory=dict, repr=False)  # the times in objects, by their ids
-    _asked: list[list[Ints]] = field(default_factory=list, init=False, repr=False)  # see _unflushed_times
+    _read: dict[str, Ints] = field(default_factory=dict, repr=False)  # commit timestamps by object id
+    _asked: list[list[Ints]] = field(default_factory=list, init=False, repr=False)  # the first answer
 
     def has_changes(self) -> bool:
-        """Whether there is a change at all."""
+        """Return whether the range has any change."""
         if any(True for _ in self._flushed(self.to_ts)):
             return True
         return any(len(times) for times in self._unflushed_times)
 
     def last_admitted_ts(self, limit: ReadLimit) -> int:
-        """The end of the longest range from `from_ts` on that the limit allows; see `admission`."""
+        """Return the end of the longest range from `from_ts` on that the limit allows, in whole commits.
+
+        It has at least one commit if there is any, even when that exceeds the limit.
+        """
         if not limit:
             return self.to_ts
         flushed_ts = min(self.to_ts, *(state.flushed_ts for state in self.states))
@@ -164,15 +171,17 @@ class ChangeCounts:
             end = last_admitted_ts(self._flushed(flushed_ts), self.from_ts, flushed_ts, limit)
             if end < flushed_ts:
                 return end
-        held = [*self._flushed(self.to_ts)]
+        changes = [*self._flushed(self.to_ts)]
         row_bytes = self._row_bytes()
-        held += [CountedChanges.from_times(times, row_bytes) for times in self._unflushed_times if len(times)]
-        return last_admitted_ts(held, self.from_ts, self.to_ts, limit)
+        changes += [
+            CountedChanges.from_times(times, row_bytes) for times in self._unflushed_times if len(times)
+        ]
+        return last_admitted_ts(changes, self.from_ts, self.to_ts, limit)
 
     def weigh(self, upto_ts: int) -> tuple[int, int]:
-        """About how many changes there are up to a timestamp of the range, and how many bytes.
+        """Estimate the number and the bytes of the changes up to a timestamp of the range.
 
-        Objects count as a whole, whatever handles are wanted, but for those that go beyond the range.
+        Objects inside the range count as a whole, whatever the handles are.
         """
         shares = [
             (counted, _share_within(counted, self.from_ts, upto_ts)) for counted in self._flushed(upto_ts)
@@ -205,9 +214,9 @@ class ChangeCounts:
 
     @property
     def _unflushed_times(self) -> list[Ints]:
-        """The first answer of the captures, kept.
+        """The commit timestamps of unflushed changes, as the captures first answered.
 
-        No lock is held while they are asked; that of a cached_property is the same for all tables.
+        No lock is held while they are asked. The lock of a cached_property would be shared by all tables.
         """
         if not self._asked:
             self._asked.append(self._ask_unflushed_times())
@@ -237,16 +246,19 @@ def _bounds(info: ObjectInfo) -> ColumnBounds:
     return ColumnBounds(info.key_min, info.key_max)
 
 
-def _share_within(held: CountedChanges, from_ts: int, to_ts: int) -> float:
-    """How much of some changes is in (from_ts, to_ts]: commits may be of any size, so their times count."""
-    if from_ts < held.min_ts and held.max_ts <= to_ts:
+def _share_within(counted: CountedChanges, from_ts: int, to_ts: int) -> float:
+    """Return which share of some changes is in (from_ts, to_ts].
+
+    Commits may be of any size, so the commit timestamps are counted.
+    """
+    if from_ts < counted.min_ts and counted.max_ts <= to_ts:
         return 1.0
-    times = held.times()
-    return float(np.count_nonzero((times > from_ts) & (times <= to_ts))) / max(1, held.rows)
+    times = counted.times()
+    return float(np.count_nonzero((times > from_ts) & (times <= to_ts))) / max(1, counted.rows)
 
 
 def _read_times(state: PartitionState, info: ObjectInfo, from_ts: int, handles: HandleRange | None) -> Ints:
-    """When the changes in an object were committed; of the handles that are wanted, if not all are."""
+    """Read the commit timestamps of the changes in an object, or of those in a range of handles."""
     with state.reading(from_ts), open_object(state.storage, state.table_id, info) as file:
         if handles is None:
             times: Ints = file.read(columns=[COMMIT_TS]).column(0).to_numpy()
@@ -272,7 +284,7 @@ def _times_of_part(reader: RangeReader, wanted: ReadRange) -> list[Ints]:
 
 
 class HandleGroup(NamedTuple):
-    """Rows that are together in an object, by their lowest handle."""
+    """Rows that lie together in an object, by their lowest handle."""
 
     low: bytes
     rows: int
@@ -281,16 +293,18 @@ class HandleGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    """A data object, and the partition that has it."""
+
     state: PartitionState
     info: ObjectInfo
 
 
 def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit: ReadLimit) -> bytes | None:
-    """The handle before which about as many rows of the snapshot at `ts`, from `low` on, are as are allowed.
+    """Return the handle before which the snapshot at `ts`, from `low` on, has about as many rows as allowed.
 
-    None when that is all of them. Counts come from objects, whose deleted rows count, and whose row groups
-    count where they begin. Only the footers of objects that begin before the end are read. Raises as
-    reading the snapshot does.
+    None when the limit allows all of them. Rows are counted by objects: deleted rows count, and a row group
+    counts where it begins. Only the footers of objects that begin before the end are read. Raises as reading
+    the snapshot does.
     """
     if not limit:
         return None
@@ -313,7 +327,7 @@ def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit
 
 
 def cut_groups(groups: Iterable[HandleGroup], limit: ReadLimit) -> bytes | None:
-    """Where the first group begins that would be too much and is not among the lowest. Pure."""
+    """Return the lowest handle of the first group that exceeds the limit, but not that of the first. Pure."""
     rows, nbytes, lowest = 0, 0.0, None
     for group in sorted(groups):
         rows, nbytes = rows + group.rows, nbytes + group.nbytes

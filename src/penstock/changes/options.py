@@ -1,4 +1,4 @@
-"""What a reader of changes asks for, and the columns that follow from it. Pure."""
+"""The options of a reader of changes, and the columns that follow from them. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from penstock.tables.schema import HandleKind, TableInfo
 
 BATCH_ROWS = 8192
 SYSTEM = (HANDLE, START_TS, UPDATE)
-"""The columns beside those of the table that may be asked for; `_commit_ts` always comes."""
+"""System columns that a reader may ask for; `_commit_ts` always comes."""
 
 
 class ChangeOptionsArgs(TypedDict, total=False):
-    """What may be asked for; see ChangeOptions for what holds otherwise."""
+    """The keyword arguments of `collect_changes`, all optional. ChangeOptions has their defaults."""
 
     columns: Sequence[str] | None
     skip_deletes: bool
@@ -31,7 +31,13 @@ class ChangeOptionsArgs(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeOptions:
-    """See `collect_changes`, whose arguments these are. Raises Invalid for what makes no sense."""
+    """The options of `collect_changes`, with their defaults. Raises Invalid when a value makes no sense.
+
+    `columns`: the columns to read (None: all). `skip_deletes`: leave out tombstones of rows that come back.
+    `coalesce`: merge changes of the same row. `old_rows`: add the row that ended to each tombstone. `replay`:
+    the reader may have applied some of the changes before. `batch_rows`: half the most rows of a side of a
+    batch.
+    """
 
     columns: Sequence[str] | None = None  # kept as a tuple
     skip_deletes: bool = False
@@ -49,14 +55,14 @@ class ChangeOptions:
 
 @dataclass(frozen=True, slots=True)
 class SideColumns:
-    """The columns of one side: those that a reader gets, and those that are read for it."""
+    """The columns of one side: `shown` are those that a reader gets, `read` those that are read for it."""
 
     shown: pa.Schema
     read: pa.Schema
 
     @classmethod
     def of(cls, side: pa.Schema, shown: list[str], needed: list[str]) -> "SideColumns":
-        """Choose some of a side's columns."""
+        """Choose the columns of these names, and read the needed ones beside them."""
         read = dict.fromkeys([*shown, *needed])
         return cls(
             pa.schema([side.field(name) for name in shown]), pa.schema([side.field(name) for name in read])
@@ -69,12 +75,12 @@ class ReadColumns:
 
     data: SideColumns
     tombstone: SideColumns
-    keys_move: bool  # a row may get another primary key, since that is not what its handle says
-    keys_vary: bool  # so it may, or at least one that its handle takes for the same
+    keys_move: bool  # a row may get another primary key and keep its handle
+    keys_vary: bool  # a row may get another primary key, or another spelling of it, and keep its handle
 
     @classmethod
     def of(cls, table: TableInfo, options: ChangeOptions) -> "ReadColumns":
-        """Choose them; those asked for that the version lacks are left out."""
+        """Choose the columns for some options; columns that the version does not have are left out."""
         data, tombstone = side_schema(table, "data"), side_schema(table, "tombstone")
         keys = tombstone.names[: tombstone.names.index(HANDLE)]
         user = data.names[: data.names.index(HANDLE)]
@@ -97,22 +103,22 @@ class ReadColumns:
 
     @property
     def old(self) -> list[str] | None:
-        """The columns of `_old`; None when it is not read."""
+        """The columns of `_old`; None when `_old` is not read."""
         if OLD not in self.tombstone.read.names:
             return None
         return [field.name for field in self.tombstone.read.field(OLD).type]
 
     def of_side(self, side: Side) -> SideColumns:
-        """Those of one side."""
+        """Return the columns of one side."""
         return self.data if side == "data" else self.tombstone
 
 
 def check_columns(tables: list[TableInfo], options: ChangeOptions) -> None:
-    """Raise Invalid when a column is asked for that none of a table's versions has."""
+    """Raise Invalid when the options name a column that none of a table's versions has."""
     known = {name.lower() for table in tables for name in side_schema(table, "data").names}
     for name in options.columns or ():
         if name == OLD:
-            raise Invalid(f"{OLD} is no column of the data; ask for it with old_rows")
+            raise Invalid(f"{OLD} is not a column of the table; ask for it with old_rows")
         if name.lower() not in known:
             has = ", ".join(column.name for column in tables[-1].stored_columns)
             raise Invalid(f"table {tables[-1].name} has no column {name!r}; it has {has}")

@@ -1,6 +1,6 @@
-"""The changes of a range as parts that are read independently, wherever that is.
+"""The changes of a range as parts of about equal size that are read independently, wherever that is.
 
-Dividing a range into shares of about as many rows each, by what statistics say. Pure.
+The first half divides a range by what statistics say, and is pure; the second makes parts of that.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,11 +16,11 @@ from penstock.changes.batches import ChangesHandle
 from penstock.changes.collect import (
     SIDES,
     ChangesRange,
-    to_batches,
     collect,
     fix_range,
     schema_parts,
     snapshot_columns,
+    to_batches,
 )
 from penstock.changes.options import ChangeOptions, ChangeOptionsArgs, ReadColumns, check_columns
 from penstock.errors import Invalid
@@ -32,13 +32,13 @@ from penstock.eventstore.read.snapshot import SnapshotPartition, plan_snapshot
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 
-_NEAR = 1 / 16  # the part of an even share that one may be larger or smaller by
-_ABOUT = 1 / 4  # the part of `rows_max` that an even share may be larger by: more shares would be less even
+_NEAR = 1 / 16  # a split may be larger or smaller than an even one by this part of it
+_ABOUT = 1 / 4  # an even split may exceed `rows_max` by this part of it: more splits would be less even
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """So many rows that were committed from `min_ts` to `max_ts`, evenly as far as is known."""
+    """Rows that were committed from `min_ts` to `max_ts`, evenly as far as is known."""
 
     rows: int
     min_ts: int
@@ -47,7 +47,10 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """(from_ts, to_ts], with about so many rows; more than are wanted only if they are all at `large_ts`."""
+    """The changes in (from_ts, to_ts], of about `rows` rows.
+
+    With `large_ts` all rows were committed at that timestamp, and may be more than were asked for.
+    """
 
     from_ts: int
     to_ts: int
@@ -56,62 +59,62 @@ class Split:
 
 
 def split_by_time(weights: Iterable[Weight], from_ts: int, to_ts: int, rows_max: int) -> list[Split]:
-    """Divide (from_ts, to_ts] into as few even shares of at most about `rows_max` rows as may be.
+    """Divide (from_ts, to_ts] into as few even splits of at most about `rows_max` rows as possible.
 
-    Together they are all of it. Only a single timestamp may have more, as a share of its own. Shares end
-    where objects do if that is about even: an object in two of them is read twice.
+    Together they cover the range. Only a single timestamp may have more rows, as a split of its own. Splits
+    end where objects end if that is about even, because an object in two splits is read twice.
     """
-    pieces = list(_pieces(weights, from_ts, to_ts))
-    filling = _Filling(from_ts, rows_max, left=sum(held for _, _, held in pieces))
-    for piece in pieces:
-        filling.add(*piece)
-    return filling.splits(to_ts)
+    runs = list(_divide_at_objects(weights, from_ts, to_ts))
+    builder = _SplitBuilder(from_ts, rows_max, left=sum(rows for _, _, rows in runs))
+    for run in runs:
+        builder.add(*run)
+    return builder.finish(to_ts)
 
 
-class _Filling:
-    """Shares in the making."""
+class _SplitBuilder:
+    """Fills splits one after the other."""
 
     def __init__(self, from_ts: int, rows_max: int, left: float) -> None:
         self._rows_max = rows_max
-        self._left = left  # rows that no finished share has
+        self._left = left  # rows that no finished split has
         self._even = self._even_rows()
         self._done: list[Split] = []
         self._begin, self._rows = from_ts, 0.0
 
-    def add(self, start: int, end: int, held: float) -> None:
-        """Rows that were committed in (start, end], evenly."""
-        at_once = held / (end - start)
-        if at_once > self._rows_max:
+    def add(self, start: int, end: int, rows: float) -> None:
+        """Add rows that were committed in (start, end], evenly."""
+        per_ts = rows / (end - start)
+        if per_ts > self._rows_max:
             for ts in range(start + 1, end + 1):
-                self._add_large(ts, at_once)
+                self._add_large(ts, per_ts)
             return
-        while self._rows + held > self._even * (1 + _NEAR):
-            fitting = round((self._even - self._rows) / at_once)  # timestamps
+        while self._rows + rows > self._even * (1 + _NEAR):
+            fitting = round((self._even - self._rows) / per_ts)  # timestamps
             if self._rows and (fitting < 1 or self._rows >= self._even * (1 - _NEAR)):
-                self._finish(start)
+                self._end_split(start)
                 continue
             fitting = max(1, fitting)
             if fitting >= end - start:
                 break
-            self._rows += at_once * fitting
+            self._rows += per_ts * fitting
             start += fitting
-            held -= at_once * fitting
-            self._finish(start)
-        self._rows += held
+            rows -= per_ts * fitting
+            self._end_split(start)
+        self._rows += rows
 
-    def splits(self, to_ts: int) -> list[Split]:
-        """All of them; the last has what is left."""
+    def finish(self, to_ts: int) -> list[Split]:
+        """Return all splits; the last one has the rest of the range."""
         if self._rows or not self._done:
-            self._finish(to_ts)
+            self._end_split(to_ts)
         return [*self._done[:-1], replace(self._done[-1], to_ts=to_ts)]
 
-    def _add_large(self, ts: int, held: float) -> None:
+    def _add_large(self, ts: int, rows: float) -> None:
         if self._rows:
-            self._finish(ts - 1)
-        self._rows = held
-        self._finish(ts, large_ts=ts)
+            self._end_split(ts - 1)
+        self._rows = rows
+        self._end_split(ts, large_ts=ts)
 
-    def _finish(self, end: int, large_ts: int | None = None) -> None:
+    def _end_split(self, end: int, large_ts: int | None = None) -> None:
         self._done.append(Split(self._begin, end, round(self._rows), large_ts))
         self._left -= self._rows
         self._even = self._even_rows()
@@ -119,21 +122,24 @@ class _Filling:
 
     def _even_rows(self) -> float:
         even = self._left / max(1, ceil(self._left / self._rows_max - _ABOUT))
-        return max(1.0, even)  # fractions of a row, and what rounding leaves of them, need no share
+        return max(1.0, even)  # a fraction of a row, which rounding may leave, needs no split
 
 
-def _pieces(weights: Iterable[Weight], from_ts: int, to_ts: int) -> Iterator[tuple[int, int, float]]:
-    """The parts of a range that have rows, with how many: from where an object begins or ends to the next."""
+def _divide_at_objects(
+    weights: Iterable[Weight], from_ts: int, to_ts: int
+) -> Iterator[tuple[int, int, float]]:
+    """Divide a range wherever an object begins or ends; yield (start, end, rows) of the parts with rows."""
     inside = [weight for weight in weights if weight.max_ts > from_ts and weight.min_ts <= to_ts]
     ends = {end for weight in inside for end in (weight.min_ts - 1, weight.max_ts) if from_ts < end < to_ts}
     points = sorted({from_ts, to_ts, *ends})
-    for (start, end), held in zip(pairwise(points), _rows(inside, np.array(points, np.int64)), strict=True):
-        if held:
-            yield start, end, float(held)
+    counts = _count_rows(inside, np.array(points, np.int64))
+    for (start, end), rows in zip(pairwise(points), counts, strict=True):
+        if rows:
+            yield start, end, float(rows)
 
 
-def _rows(weights: Iterable[Weight], points: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """How many rows there are between each point and the next."""
+def _count_rows(weights: Iterable[Weight], points: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Count the rows between each point and the next."""
     lengths = np.diff(points)
     rows = np.zeros(len(lengths))
     for weight in weights:
@@ -144,23 +150,23 @@ def _rows(weights: Iterable[Weight], points: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def split_by_handle(groups: Iterable[tuple[bytes, int]], rows_max: int) -> list[bytes]:
-    """Handles that divide groups of rows, each given by its lowest handle, into about `rows_max` rows."""
-    cuts: list[bytes] = []
+    """Return the handles that divide groups of rows (lowest handle, rows) into about `rows_max` rows each."""
+    split_points: list[bytes] = []
     begin: bytes | None = None
-    rows = 0
-    for handle, held in sorted(groups):
+    filled = 0
+    for handle, rows in sorted(groups):
         if begin is None:
             begin = handle
-        elif rows + held > rows_max and handle > begin:
-            cuts.append(handle)
-            begin, rows = handle, 0
-        rows += held
-    return cuts
+        elif filled + rows > rows_max and handle > begin:
+            split_points.append(handle)
+            begin, filled = handle, 0
+        filled += rows
+    return split_points
 
 
-def handle_ranges(cuts: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """The handle ranges between cuts, which together are all handles."""
-    return list(zip([b"", *cuts], [*cuts, b""], strict=True))
+def handle_ranges(split_points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return the handle ranges between split points, which together are all handles."""
+    return list(zip([b"", *split_points], [*split_points, b""], strict=True))
 
 
 PARTITION_ROWS = 1_000_000
@@ -170,9 +176,9 @@ PARTITION_ROWS = 1_000_000
 class ChangesPartition:
     """One part: the changes in (from_ts, to_ts] of rows in [handle_from, handle_to) (b"": no bound).
 
-    Can be pickled when the table can. The parts of a plan, one after the other, are what a handle gives, but
-    each is coalesced by itself, and what its batches say of being done and complete holds for its own rows.
-    `rows` estimates how many there are; those that are not flushed yet do not count.
+    Can be pickled when the table can. The parts of a plan, one after the other, are the changes of the range,
+    but each is coalesced by itself, and its hints and `complete_ts` hold for its own rows. `rows` estimates
+    the rows of the part; those that are not flushed yet do not count.
     """
 
     table: TableView
@@ -186,15 +192,16 @@ class ChangesPartition:
     schema: SchemaVersion | None = None  # of the snapshot
 
     def collect(self) -> ChangesHandle:
-        """Read it. Raises as `collect_changes` does."""
+        """Read the part. Raises as `collect_changes` does."""
         if self.snapshot is not None and self.schema is not None:
             rows = self.snapshot.read()
             return ChangesHandle(to_batches(rows, self.schema, self.options, complete_ts=self.to_ts))
         wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
-        return ChangesHandle(collect(self.table, wanted, self.options, checked=True))  # by the plan
+        # The plan has checked the columns.
+        return ChangesHandle(collect(self.table, wanted, self.options, checked=True))
 
     def within(self, low: bytes, high: bytes) -> "ChangesPartition | None":
-        """The part as far as its rows are in [low, high) (b"": no bound); None when none can be."""
+        """Return the part whose rows are in [low, high) (b"": no bound); None when it cannot have any."""
         if not low and not high:
             return self
         first = max(self.handle_from, low)
@@ -217,20 +224,20 @@ def plan_changes(
     to_ts: int,
     *,
     partition_rows: int = PARTITION_ROWS,
-    **wishes: Unpack[ChangeOptionsArgs],
+    **options: Unpack[ChangeOptionsArgs],
 ) -> list[ChangesPartition]:
-    """What `collect_changes` gives, in parts of about `partition_rows` rows that follow each other in time.
+    """Divide the changes that `collect_changes` gives into parts of about `partition_rows` rows, by time.
 
-    Only a single commit-ts that has more is divided by handles. What is not flushed yet has parts of its own.
-    Raises as `collect_changes` does.
+    Only a single commit-ts that has more rows is divided by handles. Changes that are not flushed yet have
+    parts of their own. Raises as `collect_changes` does.
     """
     if partition_rows < 1:
         raise Invalid(f"partition_rows is {partition_rows}; a partition needs at least one row")
-    options = ChangeOptions(**wishes)
+    chosen = ChangeOptions(**options)
     table, states, _ = fix_range(table, from_ts, to_ts)
     if not from_ts:
-        return _plan_snapshot(table, states, to_ts, partition_rows, options)
-    return _TailPlan(table, states, from_ts, to_ts, partition_rows, options).parts()
+        return _plan_snapshot(table, states, to_ts, partition_rows, chosen)
+    return _TailPlan(table, states, from_ts, to_ts, partition_rows, chosen).parts()
 
 
 def _plan_snapshot(
@@ -263,6 +270,8 @@ def _plan_snapshot(
 
 @dataclass(frozen=True, slots=True)
 class _TailPlan:
+    """The parts of a range of changes, of tables whose range is fixed."""
+
     table: TableView
     states: Sequence[PartitionState]
     from_ts: int
@@ -273,19 +282,19 @@ class _TailPlan:
     def parts(self) -> list[ChangesPartition]:
         tables = [schema.table for _, _, schema in schema_parts(self.states, self.from_ts, self.to_ts)]
         check_columns(tables, self.options)
-        # A key that moves from one row to another needs both in the same part.
+        # When a key moves from one row to another, both rows must be in the same part.
         by_handle = not any(ReadColumns.of(table, self.options).keys_move for table in tables)
-        return [part for share in self._splits() for part in self._divide(share, by_handle=by_handle)]
+        return [part for split in self._splits() for part in self._divide(split, by_handle=by_handle)]
 
     def _splits(self) -> list[Split]:
-        """Flushed changes, then the others: of those nobody has counted the rows."""
+        """Divide the flushed changes, then the others, whose rows nobody has counted."""
         flushed_ts = min(self.to_ts, *(state.flushed_ts for state in self.states))
         weights = [weight for state in self.states for weight in self._weights(state)]
         bounds = dict.fromkeys((self.from_ts, max(self.from_ts, flushed_ts), self.to_ts))
         return [
-            share
+            split
             for from_ts, to_ts in pairwise(bounds)
-            for share in split_by_time(weights, from_ts, to_ts, self.partition_rows)
+            for split in split_by_time(weights, from_ts, to_ts, self.partition_rows)
         ]
 
     def _weights(self, state: PartitionState) -> Iterator[Weight]:
@@ -308,16 +317,18 @@ class _TailPlan:
                 if commit is not None and handle is not None
             ]
 
-    def _divide(self, share: Split, *, by_handle: bool) -> list[ChangesPartition]:
-        cuts = self._split_points(share.large_ts) if share.large_ts is not None and by_handle else []
-        parts = handle_ranges(cuts)
+    def _divide(self, split: Split, *, by_handle: bool) -> list[ChangesPartition]:
+        split_points: list[bytes] = []
+        if split.large_ts is not None and by_handle:
+            split_points = self._split_points(split.large_ts)
+        parts = handle_ranges(split_points)
         return [
             ChangesPartition(
                 table=self.table,
-                from_ts=share.from_ts,
-                to_ts=share.to_ts,
+                from_ts=split.from_ts,
+                to_ts=split.to_ts,
                 options=self.options,
-                rows=share.rows // len(parts),
+                rows=split.rows // len(parts),
                 handle_from=low,
                 handle_to=high,
             )
@@ -325,7 +336,7 @@ class _TailPlan:
         ]
 
     def _split_points(self, ts: int) -> list[bytes]:
-        """Where a timestamp is divided: by its data, which is in the order of handles, if there is any."""
+        """Choose where to divide a timestamp: by its data, which is ordered by handle, if it has any."""
         for side in SIDES:
             groups = [
                 group
@@ -341,7 +352,9 @@ class _TailPlan:
 
 @dataclass(frozen=True, slots=True)
 class _RowGroup:
+    """A row group of an object: its rows, its commit timestamps and its lowest handle."""
+
     rows: int
     min_ts: int
     max_ts: int
-    low: bytes  # the lowest handle
+    low: bytes

@@ -1,11 +1,8 @@
 """The changes of a range that has one schema version, in batches that can be applied as they come.
 
-The next rows of one side, as slices, of which a bounded part is on view.
-
-Which part of both caches can be sent. Pure.
-
-The side that has come less far decides: what the other one has beyond that may be crossed by its next rows,
-and waits. So it is with half of a transaction, whose other half is not cached yet.
+`Tail` caches the next rows of both sides, and sends what both have reached. The side that has come less far
+decides: rows that the other side has beyond that point may have to come after rows that are not cached yet,
+and wait. So does half of a transaction whose other half is not cached yet.
 """
 
 from bisect import bisect_right
@@ -26,7 +23,7 @@ from penstock.eventstore.sides import COMMIT_TS
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a side is cached: its first row, and the first behind those cached (None: there is none)."""
+    """How far a side is cached: its first cached row, and the first row behind those (None: no more)."""
 
     first_ts: int | None
     next_ts: int | None
@@ -41,9 +38,9 @@ class Cut:
 
 
 def find_cut(data: Extent, tombstones: Extent, to_ts: int) -> Cut:
-    """Where both caches, filled, can be cut; `to_ts` where no more rows come.
+    """Return where both filled caches can be cut: at `to_ts` when no more rows come.
 
-    There is a `large_ts` only if nothing is cached up to `upto_ts`: it is the lowest there is then.
+    There is a `large_ts` only if nothing is cached up to `upto_ts`. It is the lowest commit-ts then.
     """
     sides = (data, tombstones)
     upto = min(to_ts if side.next_ts is None else side.next_ts - 1 for side in sides)
@@ -52,21 +49,22 @@ def find_cut(data: Extent, tombstones: Extent, to_ts: int) -> Cut:
 
 
 def complete_ts(data: Extent, tombstones: Extent, to_ts: int) -> int:
-    """The highest timestamp below which nothing is left."""
+    """Return the highest timestamp up to which neither side has rows left."""
     left = [side.first_ts for side in (data, tombstones) if side.first_ts is not None]
     return min(left) - 1 if left else to_ts
 
 
 BYTES_MAX = 64 * 1024 * 1024
-_WEIGHED_ROWS = 256  # weighing a slice takes as long as taking it: of small ones only some are weighed
+# Weighing a slice takes as long as taking it. Smaller slices than this are weighed only once in so many.
+_WEIGHED_ROWS = 256
 _WEIGHED_SLICES = 32
 
 
 class SideCache:
-    """Takes ordered slices until more than `rows_max` rows are cached: those on view, and what is next.
+    """Takes ordered slices until more than `rows_max` rows are cached; at most so many are on view.
 
-    What is on view depends on the rows alone, not on how they come in slices, unless rows are so large that
-    about `bytes_max` is met first.
+    The rows on view depend on the rows alone, not on how they come in slices, unless rows are so large that
+    about `bytes_max` is reached first.
     """
 
     def __init__(
@@ -81,10 +79,10 @@ class SideCache:
         self._row_bytes: float = 0.0
         self._unweighed = _WEIGHED_SLICES
 
-    def fill(self, held: int = 0) -> Extent:
-        """Cache as much as may be, and say what that is; with rows `held` elsewhere, fewer are on view.
+    def fill(self, waiting: int = 0) -> Extent:
+        """Fill the cache up to its limit; return how far it reaches.
 
-        Raises what the slices raise.
+        With rows `waiting` elsewhere, so many fewer are on view. Raises what the slices raise.
         """
         while self._source is not None and self._has_room():
             taken = next(self._source, None)
@@ -97,7 +95,7 @@ class SideCache:
         if not self._slices:
             return Extent(None, None)
         on_view = self._rows if self._source is None else self._rows - 1
-        return Extent(_first_ts(self._slices[0]), self._commit_ts(min(on_view, self._rows_max - held)))
+        return Extent(_first_ts(self._slices[0]), self._commit_ts(min(on_view, self._rows_max - waiting)))
 
     def _has_room(self) -> bool:
         return self._rows < 2 or (self._rows <= self._rows_max and self._bytes < self._bytes_max)
@@ -110,7 +108,7 @@ class SideCache:
         return self._row_bytes * float(taken.num_rows)
 
     def _commit_ts(self, row: int) -> int | None:
-        """When a cached row was committed; None when it is past them all."""
+        """Return the commit-ts of a cached row; None when the row is past them all."""
         for rows in self._slices:
             if row < rows.num_rows:
                 return int(rows.column(COMMIT_TS)[row].as_py())
@@ -118,7 +116,7 @@ class SideCache:
         return None
 
     def take_upto(self, ts: int) -> list[pa.RecordBatch]:
-        """Take the cached rows up to a commit-ts out, at most as many as may be on view."""
+        """Take the cached rows up to a commit-ts out of the cache, at most as many as may be on view."""
         found: list[pa.RecordBatch] = []
         room = self._rows_max
         whole = bisect_right(self._slices, ts, key=_last_ts)
@@ -162,11 +160,11 @@ _FIELD: Mapping[Side, str] = {"data": "data", "tombstone": "tombstones"}
 
 
 class Tail:
-    """Batches of changes up to `to_ts` out of the slices of both sides.
+    """Makes batches of the changes up to `to_ts` out of the slices of both sides.
 
-    Both sides are cached, cut where neither is crossed any more, and coalesced; what comes out is sent once
-    more than `batch_rows` rows of a side stay, or the range ends; there are at most twice as many. What one
-    commit-ts holds is sent in pieces when it cannot be cached whole: its tombstones, then its data.
+    Both sides are cached, cut where neither can cross the other any more, and coalesced. The result is sent
+    once it has more than `batch_rows` rows on a side, or the range ends; it has at most twice as many. A
+    commit-ts that cannot be cached whole is sent in several batches: its tombstones, then its data.
     """
 
     def __init__(
@@ -187,13 +185,13 @@ class Tail:
         self._batch_rows = options.batch_rows
         self._to_ts = to_ts
         self._replay = options.replay
-        # A reader that goes back has rows under keys that only the single changes name.
+        # A reader that replays has rows under keys that only the single changes name.
         self._coalesces = options.coalesce and not (options.replay and columns.keys_move)
         self._skips = options.skip_deletes and not columns.keys_vary
         self._nothing = _Net(self._join_slices("data", []), self._join_slices("tombstone", []))
 
     def batches(self) -> Iterator[ChangeBatch]:
-        """Every batch, the last one a TAIL_DONE; none when there is no change."""
+        """Yield every batch, the last one with TAIL_DONE; none when there is no change."""
         waiting = self._nothing
         while True:
             data = self._data.fill(waiting.data.num_rows)
@@ -212,11 +210,11 @@ class Tail:
         yield from self._send(waiting)
 
     def end(self) -> ChangeBatch:
-        """A batch that says only that the range is complete."""
+        """Return a batch without rows that says that the range is complete."""
         return self._make_batch(self._nothing, Hint.TAIL_DONE, self._to_ts)
 
     def _add(self, waiting: _Net, ts: int) -> _Net:
-        """Changes that wait, and those cached up to a timestamp: their net effect."""
+        """Return the net effect of the changes that wait and of those cached up to a timestamp."""
         data = self._join_slices("data", [waiting.data, *self._data.take_upto(ts)])
         tombstones = self._join_slices("tombstone", [waiting.tombstones, *self._tombstones.take_upto(ts)])
         if not self._coalesces:
@@ -224,8 +222,8 @@ class Tail:
         net = _Net(
             *coalesce_by_handle(data, tombstones, replay=self._replay, keys_move=self._columns.keys_vary)
         )
-        gone = data.num_rows + tombstones.num_rows - net.data.num_rows - net.tombstones.num_rows
-        metrics.CHANGES_COALESCED_ROWS_TOTAL.inc(gone)
+        dropped = data.num_rows + tombstones.num_rows - net.data.num_rows - net.tombstones.num_rows
+        metrics.CHANGES_COALESCED_ROWS_TOTAL.inc(dropped)
         return net
 
     def _is_enough(self, waiting: _Net) -> bool:
@@ -237,7 +235,10 @@ class Tail:
             yield self._make_batch(waiting, Hint.TAIL_DONE, self._complete_ts())
 
     def _send_large(self, ts: int) -> Iterator[ChangeBatch]:
-        """The pieces of one commit-ts. A row is in it once on each side, so that nothing coalesces."""
+        """Yield one commit-ts in several batches.
+
+        A commit-ts has a row at most once on each side, so nothing is coalesced.
+        """
         sides: tuple[tuple[Side, SideCache], ...] = (("tombstone", self._tombstones), ("data", self._data))
         for side, cache in sides:
             while cache.fill().first_ts == ts:
@@ -252,7 +253,7 @@ class Tail:
         return complete_ts(self._data.fill(), self._tombstones.fill(), self._to_ts)
 
     def _join_slices(self, side: Side, slices: list[pa.RecordBatch]) -> pa.RecordBatch:
-        """One batch of slices, which costs nothing where one has all the rows."""
+        """Return slices as one batch; nothing is copied when one of them has all the rows."""
         filled = [rows for rows in slices if rows.num_rows]
         if not filled:
             return pa.RecordBatch.from_pylist([], self._columns.of_side(side).read)

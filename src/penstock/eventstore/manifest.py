@@ -1,6 +1,6 @@
 """The manifest of one table as values: entries, and the state that folding them gives. No I/O.
 
-An entry is one atomic step of a table's history. Whoever folds the same entries sees the same table.
+An entry is one atomic step of a table's history. All who fold the same entries see the same table.
 """
 
 import base64
@@ -15,28 +15,28 @@ from penstock.eventstore.schema_version import SCHEMA_FACT
 
 FORMAT = 2
 
-Kind = Literal["appendable", "direct", "merged"]
+ObjectKind = Literal["appendable", "direct", "merged"]
 Targets = tuple[tuple[str, int], ...]
-"""Data objects, each with the number of its rows that are deleted, by id."""
+"""The ids of data objects, each with the number of its rows that are deleted."""
 
-_SIDES, _KINDS = frozenset(get_args(Side)), frozenset(get_args(Kind))
+_SIDES, _KINDS = frozenset(get_args(Side)), frozenset(get_args(ObjectKind))
 
 LOADED, BEGUN = "load", "begun"
-"""Kinds of facts: the table's history begins at their `ts`, with a loaded snapshot or where others' ended."""
+"""Kinds of facts: the table's history begins at their `ts`, with a loaded snapshot or after a collection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
     """One Parquet object. Every row in it has min_ts <= commit_ts <= max_ts and one schema version.
 
-    `appendable` objects of a side never overlap in time; a `direct` object holds rows of a single
+    `appendable` objects of a side never overlap in time. A `direct` object holds rows of a single
     transaction, whose commit timestamp is `create_ts`. A `merged` object repeats rows of others, for
     snapshots from `create_ts` on; it is never reported as change.
     """
 
     id: str
     side: Side
-    kind: Kind
+    kind: ObjectKind
     schema_version: int
     create_ts: int
     min_ts: int
@@ -46,17 +46,17 @@ class ObjectInfo:
     key_min: bytes
     key_max: bytes
     delete_ts: int = 0  # 0: not removed; else no row is above it
-    seq: int = 0  # of the entry that added it, known once that is folded
-    targets: Targets | None = ()  # of a tombstone object: what its rows delete; None: in any objects
+    seq: int = 0  # the number of the entry that added it; known once that is folded
+    targets: Targets | None = ()  # the rows that a tombstone object deletes; None: rows of any objects
 
     def is_visible(self, ts: int) -> bool:
-        """Whether the object is part of the table as of `ts`."""
+        """Return whether the object is part of the table as of `ts`."""
         return self.create_ts <= ts and (self.delete_ts == 0 or ts < self.delete_ts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """An object that a later one replaces from `delete_ts` on; it stays readable until it is collected."""
+    """An object that others replace from `delete_ts` on; it stays readable until it is collected."""
 
     id: str
     delete_ts: int
@@ -73,11 +73,11 @@ class Archive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestEntry:
-    """One numbered step. `id` tells a lost answer from a rival's entry; `epoch` tells who may write.
+    """One numbered step. `epoch` decides who may write; `id` tells a lost answer from a rival's entry.
 
-    `flushed_ts` says that every change with a commit-ts at or below it is in the objects (0: says
-    nothing). `archive` lists the objects of `forget`, which leave the state; `collect` names archives
-    whose objects may be deleted from then on.
+    `flushed_ts` says that every change with a commit-ts at or below it is in the objects (0: it says
+    nothing). `archive` lists the objects of `forget`, which leave the state. `collect` names archives whose
+    objects may be deleted from then on.
     """
 
     seq: int
@@ -94,16 +94,24 @@ class ManifestEntry:
 
     @property
     def is_opening(self) -> bool:
-        """Whether it says nothing but who writes from here on.
+        """Whether the entry only says who writes from here on.
 
         Such an entry is never deleted: it has the number that a former owner's next commit would take.
         """
-        said = (self.add, self.remove, self.flushed_ts, self.facts, self.archive, self.forget, self.collect)
-        return not any(said)
+        content = (
+            self.add,
+            self.remove,
+            self.flushed_ts,
+            self.facts,
+            self.archive,
+            self.forget,
+            self.collect,
+        )
+        return not any(content)
 
 
 class _History(TypedDict):
-    """How far back a state's history goes; see ManifestState."""
+    """The fields of ManifestState that say how far back history goes."""
 
     archives: tuple[Archive, ...]
     archived_seq: int
@@ -113,11 +121,12 @@ class _History(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ManifestState:
-    """Everything the entries up to `seq` say.
+    """Everything that the entries up to `seq` say.
 
-    `origin` is the first entry's id: it tells this log from another at the same place. What begins at or
-    above `history_ts` is read from `objects` alone; down to `oldest_ts` the `archives` are needed too; what
-    is older is gone. Invariant: `epoch`, `flushed_ts`, `history_ts` and `oldest_ts` never decrease.
+    `origin` is the first entry's id: it tells this log from another one at the same place. A read that begins
+    at or above `history_ts` needs `objects` alone; one that begins at or above `oldest_ts` needs the
+    `archives` too; older history is gone. Invariant: `epoch`, `flushed_ts`, `history_ts` and `oldest_ts`
+    never decrease.
     """
 
     seq: int = 0
@@ -128,12 +137,12 @@ class ManifestState:
     facts: tuple[Mapping[str, Any], ...] = ()
     origin: str = ""
     archives: tuple[Archive, ...] = ()
-    archived_seq: int = 0  # who knows the entries up to it needs no archive to know those after it
+    archived_seq: int = 0  # a reader that knows the entries up to it can go on without an archive
     history_ts: int = 0
     oldest_ts: int = 0
 
     def apply(self, entry: ManifestEntry) -> "ManifestState":
-        """Fold the next entry; raise Corrupt when it cannot follow this state."""
+        """Return the state after the next entry; raise Corrupt when the entry cannot follow this state."""
         if entry.seq != self.seq + 1:
             raise Corrupt(f"manifest entry {entry.seq} follows entry {self.seq}; an entry is missing")
         if entry.epoch < self.epoch:
@@ -152,7 +161,7 @@ class ManifestState:
         )
 
     def _objects_after(self, entry: ManifestEntry) -> Mapping[str, ObjectInfo]:
-        """What an entry makes of the objects: most often nothing, since it only says who writes."""
+        """Return the objects after an entry; most entries only say who writes, and change none."""
         if not (entry.add or entry.remove or entry.forget):
             return self.objects
         objects = dict(self.objects)
@@ -173,7 +182,7 @@ class ManifestState:
         return objects
 
     def _archives_after(self, entry: ManifestEntry) -> _History:
-        """What an entry makes of the archives, and of how far history goes back."""
+        """Return the archives after an entry, and how far history goes back then."""
         begun = [int(fact["ts"]) for fact in entry.facts if fact.get("kind") in (LOADED, BEGUN)]
         kept: _History = {
             "archives": self.archives,
@@ -197,19 +206,19 @@ class ManifestState:
 
     @property
     def changed_ts(self) -> int:
-        """No change up to `flushed_ts` was committed after it: of the objects, archived ones among them.
+        """No change up to `flushed_ts` was committed after it; archived objects count.
 
-        What is older than `oldest_ts` may have changed without leaving one.
+        Changes before `oldest_ts` may have left no object.
         """
         return max([self.history_ts, self.oldest_ts, *(info.max_ts for info in self.objects.values())])
 
     def visible_objects(self, side: Side, ts: int) -> list[ObjectInfo]:
-        """The objects of a side that make up the table as of `ts`, by time."""
+        """Return the objects of a side that make up the table as of `ts`, by time."""
         chosen = [info for info in self.objects.values() if info.side == side and info.is_visible(ts)]
         return sorted(chosen, key=lambda info: (info.create_ts, info.min_ts, info.id))
 
     def change_objects(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
-        """The objects of a side that report changes in (from_ts, to_ts], by time, removed ones among them."""
+        """Return the objects of a side with changes in (from_ts, to_ts], by time, removed ones too."""
         chosen = [
             info
             for info in self.objects.values()
@@ -245,7 +254,7 @@ def write_entry(entry: ManifestEntry) -> bytes:
 
 
 def read_entry(data: bytes, *, path: str) -> ManifestEntry:
-    """Decode an entry; raise Corrupt naming the file when it is not one of this format."""
+    """Decode an entry; raise Corrupt with the path when the file is not an entry of this format."""
     tree = _load(data, path)
     try:
         return ManifestEntry(
@@ -288,7 +297,7 @@ def write_state(state: ManifestState) -> bytes:
 
 
 def read_state(data: bytes, *, path: str) -> ManifestState:
-    """Decode a checkpoint; raise Corrupt naming the file when it is not one of this format."""
+    """Decode a checkpoint; raise Corrupt with the path when the file is not a checkpoint of this format."""
     tree = _load(data, path)
     try:
         objects = [read_object(item) for item in tree["objects"]]
@@ -317,7 +326,7 @@ def write_archive(objects: Iterable[ObjectInfo]) -> bytes:
 
 
 def read_archive(data: bytes, *, path: str) -> list[ObjectInfo]:
-    """Decode the list of an archive; raise Corrupt naming the file when it is not one of this format."""
+    """Decode the list of an archive; raise Corrupt with the path when it is not a list of this format."""
     tree = _load(data, path)
     try:
         return [read_object(item) for item in tree["objects"]]
@@ -326,7 +335,7 @@ def read_archive(data: bytes, *, path: str) -> list[ObjectInfo]:
 
 
 def object_tree(info: ObjectInfo) -> dict[str, Any]:
-    """An object as JSON has it."""
+    """Return an object as JSON has it."""
     tree = {name: getattr(info, name) for name in ObjectInfo.__slots__}
     tree["key_min"] = base64.b64encode(info.key_min).decode()
     tree["key_max"] = base64.b64encode(info.key_max).decode()
@@ -336,7 +345,7 @@ def object_tree(info: ObjectInfo) -> dict[str, Any]:
 
 
 def read_object(tree: Mapping[str, Any]) -> ObjectInfo:
-    """An object out of its JSON; raise KeyError, TypeError or ValueError when it is none."""
+    """Return the object of some JSON; raise KeyError, TypeError or ValueError when it is not an object."""
     fields = dict(tree)
     if fields["side"] not in _SIDES or fields["kind"] not in _KINDS:
         raise ValueError("unknown side or kind")
@@ -359,7 +368,7 @@ def _dump(tree: Mapping[str, Any]) -> bytes:
 
 def _load(data: bytes, path: str) -> Mapping[str, Any]:
     try:
-        tree = json.loads(data.decode())  # of bytes it would guess the encoding, which takes as long again
+        tree = json.loads(data.decode())  # json would guess the encoding of bytes, which takes as long again
     except ValueError as error:
         raise Corrupt(f"manifest file {path} is not JSON; keep it for inspection") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
@@ -372,17 +381,17 @@ _DROPPED_FACT = "dropped"
 
 
 def dropped_fact(ts: int) -> dict[str, Any]:
-    """What a manifest says of a table that was dropped by a commit at `ts`."""
+    """Return the fact that a table was dropped by a commit at `ts`."""
     return {"kind": _DROPPED_FACT, "ts": ts}
 
 
 def drop_times(facts: Iterable[Mapping[str, Any]]) -> list[int]:
-    """When a table was dropped, each time."""
+    """Return each time at which a table was dropped."""
     return [int(fact["ts"]) for fact in facts if fact["kind"] == _DROPPED_FACT]
 
 
 def dropped_ts(facts: Sequence[Mapping[str, Any]], at_ts: int) -> int:
-    """When a table that is not there at `at_ts` was dropped; 0 when it is there, also when it came back."""
+    """Return when a table that does not exist at `at_ts` was dropped; 0 when it exists, or came back."""
     last = max((ts for ts in drop_times(facts) if ts <= at_ts), default=0)
     returned = any(fact["kind"] == SCHEMA_FACT and last < fact["since_ts"] <= at_ts for fact in facts)
     return 0 if returned else last

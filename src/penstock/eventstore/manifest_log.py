@@ -1,9 +1,8 @@
-"""The manifest log on storage: read by anybody, written by one owner at a time.
+"""The manifest log on storage: anybody reads it, one owner at a time writes it.
 
-An entry is committed when its numbered file is created; creation fails when the number is taken. Opening
-for writing commits an entry with a higher epoch, so that a former owner's next commit meets it and stops.
-
-One table's manifest, held by its owner through failures of storage.
+An entry is committed when its numbered file is created; creation fails when the number is taken. Opening a
+log for writing commits an entry with a higher epoch, so that a former owner's next commit meets it and stops.
+`Ownership` holds the log of one table through failures of storage.
 """
 
 import logging
@@ -38,18 +37,19 @@ _log = logging.getLogger(__name__)
 def load(storage: ObjectStorage, root: str) -> ManifestState:
     """Read the newest state: the newest checkpoint, then every entry after it.
 
-    Raises Corrupt when a file is damaged and no other says the same, Unavailable when storage fails.
+    Raises Corrupt when a file is damaged and no other has its content, Unavailable when storage does not
+    answer.
     """
     for _ in range(_LOAD_ATTEMPTS):
         checkpoints = _checkpoints(storage, root)
         state = _replay(storage, root, _newest_readable(storage, checkpoints))
         if state.seq >= max(checkpoints, default=0):
-            return state  # else old files were collected while this went through them, or are damaged
+            return state  # else old files were collected while they were read, or are damaged
     raise Corrupt(f"{root}: checkpoint {max(checkpoints)} cannot be read; keep the folder for inspection")
 
 
 def _checkpoints(storage: ObjectStorage, root: str) -> dict[int, str]:
-    """Paths of the checkpoints by number."""
+    """Return the paths of the checkpoints by number."""
     # Checkpoints sort after every entry, so the listing starts at the first of them.
     names = storage.names(paths.manifest_folder(root), after=paths.manifest_checkpoint(root, 0))
     numbered = ((paths.checkpoint_seq(path), path) for path in names)
@@ -63,13 +63,13 @@ def _newest_readable(storage: ObjectStorage, checkpoints: Mapping[int, str]) -> 
             continue
         try:
             return read_state(data, path=path)
-        except Corrupt as error:  # the entries say the same: an older fold only costs more reads
+        except Corrupt as error:  # the entries have the same content: an older fold only costs more reads
             _log.warning("checkpoint skipped", extra={"path": path, "reason": str(error)})
     return ManifestState()
 
 
 def _replay(storage: ObjectStorage, root: str, state: ManifestState) -> ManifestState:
-    """Fold what follows. Numbers have no holes, so the first one missing is the end."""
+    """Fold the entries after a state. Numbers have no holes, so the first missing one is the end."""
     while True:
         path = paths.manifest_entry(root, state.seq + 1)
         data = storage.read(path)
@@ -79,9 +79,9 @@ def _replay(storage: ObjectStorage, root: str, state: ManifestState) -> Manifest
 
 
 class ManifestLog:
-    """One owner's handle on a manifest log. Use from one thread at a time.
+    """One owner's handle on a manifest log. Use it from one thread at a time.
 
-    After Unavailable a commit may or may not have happened: open the log again, which settles it.
+    After Unavailable a commit may or may not have happened. Open the log again to find out.
     """
 
     def __init__(self, storage: ObjectStorage, root: str, state: ManifestState, clock: Clock) -> None:
@@ -103,10 +103,10 @@ class ManifestLog:
         after_epoch: int | None = None,
         clock: Clock = SYSTEM,
     ) -> "ManifestLog":
-        """Become the owner: every earlier owner is fenced from here on.
+        """Become the owner; every earlier owner is fenced from then on.
 
-        With `after_epoch` the log is opened again by the owner of that epoch: raise Fenced when somebody
-        else has become the owner since.
+        With `after_epoch` the owner of that epoch opens the log again: raise Fenced when somebody else has
+        become the owner since.
         """
         for _ in range(_OPEN_ATTEMPTS):
             state = load(storage, root)
@@ -117,18 +117,18 @@ class ManifestLog:
             )
             if _create(storage, root, entry) is not None:
                 continue
-            # A number is free for a second time once its entry is collected, which a checkpoint outlives.
+            # Once an entry is collected, its number is free again; but then a later checkpoint exists.
             if max(_checkpoints(storage, root), default=0) < entry.seq:
                 return cls(storage, root, state.apply(entry), clock)
         raise Fenced(f"{root} is opened by others again and again; run one owner for each table")
 
     @property
     def epoch(self) -> int:
-        """The epoch this owner writes with."""
+        """The epoch that this owner writes with."""
         return self._epoch
 
     def confirm(self) -> None:
-        """Raise Fenced when a newer owner has opened the log; only this and a commit find that out."""
+        """Raise Fenced when a newer owner has opened the log; apart from this only a commit finds out."""
         found = load(self._storage, self._root)
         if found.epoch > self._epoch:
             raise Fenced(_describe_owner(self._root, found.writer, found.epoch))
@@ -166,13 +166,15 @@ class ManifestLog:
         if rival is not None:
             if rival.epoch > self._epoch:
                 raise Fenced(_describe_owner(self._root, rival.writer, rival.epoch))
-            raise Corrupt(f"{self._root}: entry {entry.seq} of epoch {rival.epoch} is not by its only owner")
+            raise Corrupt(
+                f"{self._root}: entry {entry.seq} of epoch {rival.epoch} was not written by its only owner"
+            )
         self.state = after
         self._checkpoint()
         return after
 
     def _checkpoint(self) -> None:
-        """Fold the log from time to time; a failure costs readers time, nothing else."""
+        """Fold the log from time to time; a failure only costs readers time."""
         if self.state.seq - self._checkpoint_seq < CHECKPOINT_ENTRIES:
             return
         path = paths.manifest_checkpoint(self._root, self.state.seq)
@@ -185,7 +187,7 @@ class ManifestLog:
 
 
 def _create(storage: ObjectStorage, root: str, entry: ManifestEntry) -> ManifestEntry | None:
-    """Commit an entry; return the rival's entry that has its number, or None when ours is there."""
+    """Commit an entry; return the rival's entry that has its number, or None when ours has it."""
     path = paths.manifest_entry(root, entry.seq)
     if storage.create(path, write_entry(entry)):
         return None
@@ -203,9 +205,9 @@ def _describe_owner(root: str, writer: str, epoch: int) -> str:
 class Ownership:
     """The right to write one table's manifest. Use its methods from one thread at a time, `state` from any.
 
-    After a commit whose outcome is unknown the log is opened again with a higher epoch: an entry that is
-    still on its way then meets a taken number. So there is one path for a crash, a lost answer and a
-    lost request.
+    After a commit whose outcome is unknown, `settle` opens the log again with a higher epoch: an entry that
+    is still on its way then meets a taken number. So a crash, a lost answer and a lost request take the same
+    path.
     """
 
     def __init__(self, storage: ObjectStorage, table_id: int, *, writer: str, clock: Clock) -> None:
@@ -225,7 +227,7 @@ class Ownership:
             return self._state
 
     def settle(self) -> ManifestState:
-        """Find out what an earlier commit came to; raise Fenced when the table has a newer owner."""
+        """Find out whether an earlier commit happened; raise Fenced when the table has a newer owner."""
         if self._doubtful:
             self._log = ManifestLog.open(
                 self._storage, self._root, writer=self._writer, after_epoch=self._log.epoch, clock=self._clock
@@ -235,7 +237,7 @@ class Ownership:
         return self.state
 
     def confirm(self) -> None:
-        """Ask storage whether the table is still owned here, as a commit would; raise Fenced when not."""
+        """Ask storage whether the table is still owned here, as a commit would; raise Fenced if not."""
         self._log.confirm()
 
     def commit(
@@ -250,19 +252,19 @@ class Ownership:
         forget: Sequence[str] = (),
         collect: Sequence[str] = (),
     ) -> ManifestState:
-        """Append one entry, with those of the schemas that the manifest lacks; return the state after it.
+        """Append one entry, with those schemas that the manifest does not have; return the state after it.
 
         After Unavailable it may have happened: call `settle` before anything else.
         """
         assert not self._doubtful, "settle first"
         known = {fact["version"] for fact in self.state.facts if fact["kind"] == SCHEMA_FACT}
-        learnt = [version.as_fact() for version in schemas if version.version not in known]
+        fresh = [version.as_fact() for version in schemas if version.version not in known]
         try:
             state = self._log.commit(
                 add=add,
                 remove=remove,
                 flushed_ts=flushed_ts,
-                facts=[*learnt, *facts],
+                facts=[*fresh, *facts],
                 archive=archive,
                 forget=forget,
                 collect=collect,

@@ -1,11 +1,11 @@
-"""What was a table's schema when: a history, fed by a subscription of the cluster's meta keys.
+"""Which schema a table had when: a history, fed by a subscription of the cluster's meta keys.
 
-Each change of a table rewrites its description under one meta key, in the transaction of the change. So
-the versions of that key, by their commit timestamps, are the table's versions; nothing has to be inferred
-from jobs. The subscription starts from the beginning at every start: the meta keys are few, and what
-garbage collection has taken of them is older than any row that will still come.
+Each change of a table rewrites its description under one meta key, in the transaction of the change. So the
+versions of that key, by their commit timestamps, are the table's versions; nothing has to be inferred from
+jobs. The subscription starts from the beginning at every start: the meta keys are few, and the versions that
+garbage collection has removed are older than any row that will still come.
 
-What a change of a meta key says: that a table, a database or a DDL job is there, or is gone. No I/O.
+`read_description` and `read_job` decode a change of a meta key. The module has no I/O.
 """
 
 import threading
@@ -37,7 +37,7 @@ __all__ = [
 
 
 META_RANGE = (META_PREFIX, prefix_end(META_PREFIX))
-"""The span to subscribe."""
+"""The key range to subscribe to."""
 
 _DATABASE_HASHES = META_PREFIX + b"DB:"  # a memcomparable name begins with its own bytes
 _DATABASE_LIST = meta_hash_prefix(DATABASES)
@@ -47,7 +47,7 @@ _TABLE_FIELD = b"Table:"
 
 
 class TableDescription(NamedTuple):
-    """A table of a database; None: it is not there any more, or has gone to another database."""
+    """A table of a database; None: it was dropped, or has moved to another database."""
 
     database_id: int
     table_id: int
@@ -55,14 +55,14 @@ class TableDescription(NamedTuple):
 
 
 class DatabaseDescription(NamedTuple):
-    """A database; None: it is gone."""
+    """A database; None: it was dropped."""
 
     database_id: int
     database: DatabaseInfo | None
 
 
 def read_description(key: bytes, value: bytes | None) -> TableDescription | DatabaseDescription | None:
-    """What a key's new value says of a table or a database; None when it is about something else."""
+    """Decode what a key's new value says of a table or a database; None when it is about something else."""
     if key.startswith(_DATABASE_HASHES):
         name, kind, field, _ = decode_meta_key(key)
         if kind != META_HASH or field is None or not field.startswith(_TABLE_FIELD):
@@ -78,7 +78,7 @@ def read_description(key: bytes, value: bytes | None) -> TableDescription | Data
 
 
 def read_job(key: bytes, value: bytes | None) -> DdlJob | None:
-    """The finished DDL job that a key's new value describes; None when it describes none."""
+    """Decode the finished DDL job in a key's new value; None when it has none."""
     if value is None or not key.startswith(_JOB_LIST):
         return None
     return DdlJob.from_json(parse_json(value))
@@ -89,24 +89,26 @@ def _number(name: bytes, prefix: bytes) -> int:
 
 
 class CapturedTable(NamedTuple):
-    """A table that had rows at some moment: where its keys are, and what it was called last."""
+    """A table that had rows at some time: where its keys are, and its last name."""
 
     physical_id: int
     database: str
     table: TableInfo
-    dropped_ts: int  # 0: it is there
-    refused: str = ""  # why its rows cannot be kept as it is now
+    dropped_ts: int  # 0: it exists
+    refused: str = ""  # why its rows cannot be kept with its present schema
 
 
 @dataclass(order=True, frozen=True, slots=True)
 class _Version:
+    """A table from `since_ts` on."""
+
     since_ts: int
     database_id: int = field(compare=False)
     table: TableInfo | None = field(compare=False)  # None: dropped
     refused: str = field(default="", compare=False)  # why rows of this version cannot be kept
 
     def has(self, physical_id: int) -> bool:
-        """Whether the table's rows are under an id."""
+        """Return whether the table's rows are under an id."""
         return self.table is not None and physical_id in self.table.physical_ids
 
 
@@ -120,37 +122,40 @@ class SchemaHistory:
         self._lock = threading.Condition()
         self._resolved_ts = 0
         self._versions: dict[int, list[_Version]] = {}
-        self._logical: dict[int, set[int]] = {}  # keys' id -> the tables it was, or was a partition of
-        self._refused: set[int] = set()  # keys' ids that had a version whose rows cannot be kept
+        self._logical: dict[int, set[int]] = {}  # physical id -> the tables it was, or was a partition of
+        self._refused: set[int] = set()  # physical ids that had a version whose rows cannot be kept
         self._databases: dict[int, str] = {}
-        self._parted: set[int] = set()  # keys' ids that a table does not have in all of its versions
+        self._parted: set[int] = set()  # physical ids that a table does not have in all of its versions
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
-        """Take changes of meta keys. Always False: they are read again from the store at a restart."""
+        """Take changes of meta keys. Always return False: they are read again from the store at a restart."""
         del finish
         columns = (raw.column(name).to_pylist() for name in ("key", "commit_ts", "value"))
         with self._lock:
             for key, commit_ts, value in zip(*columns, strict=True):
-                said = read_description(key, value)
-                if isinstance(said, TableDescription):
-                    self._table_changed(commit_ts, said)
-                elif said is not None and said.database is not None:
-                    self._databases[said.database_id] = said.database.name
+                description = read_description(key, value)
+                if isinstance(description, TableDescription):
+                    self._add_version(commit_ts, description)
+                elif description is not None and description.database is not None:
+                    self._databases[description.database_id] = description.database.name
         return False
 
     def advance_resolved_ts(self, ts: int) -> None:
-        """Every change up to `ts` has been taken."""
+        """Record that every change up to `ts` has been taken."""
         with self._lock:
             if ts > self._resolved_ts:
                 self._resolved_ts = ts
                 self._lock.notify_all()
 
     def resolved_ts(self) -> int:
-        """See Schemas."""
+        """Return the timestamp up to which the history is complete."""
         return self._resolved_ts
 
     def storable_ts(self, table_id: int) -> int:
-        """See Schemas."""
+        """Return how far a table's changes can be kept.
+
+        That is `resolved_ts`, or just before the first of the latest versions whose rows cannot be kept.
+        """
         with self._lock:
             upto = self._resolved_ts
             if table_id in self._refused:
@@ -163,14 +168,18 @@ class SchemaHistory:
             return upto
 
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
-        """See Schemas. Changes before the oldest version that is known read with that one.
+        """Return the versions in force in (from_ts, to_ts], by time, from the one at its start on.
 
-        A version whose rows cannot be kept has the columns of the next one whose rows can.
+        Changes before the oldest known version are read with that version. A version whose rows cannot be
+        kept has the columns of the next one whose rows can. Raises Unavailable when the history is not
+        complete up to `to_ts`, or the table has no schema up to then.
         """
         with self._lock:
             if to_ts > self._resolved_ts:
                 raise Unavailable(f"schemas are known up to {self._resolved_ts}, not {to_ts}; wait")
-            known = [version for version in self._versions_of(table_id) if version.since_ts <= self._resolved_ts]
+            known = [
+                version for version in self._versions_of(table_id) if version.since_ts <= self._resolved_ts
+            ]
             found = [version for version in known if version.since_ts <= to_ts]
             if not found:
                 raise Unavailable(f"table {table_id} has no schema up to {to_ts}; wait for it")
@@ -178,7 +187,10 @@ class SchemaHistory:
             return self._to_schema_versions(known[first:])[: len(found) - first]
 
     def ended_ts(self, table_id: int) -> int:
-        """See Schemas. What went from one table to another is there while either has it."""
+        """Return when the physical table was dropped, truncated or replaced; 0 while it exists.
+
+        A partition that went from one table to another exists while either has it.
+        """
         ends = self.ends(table_id, 0, self._resolved_ts)
         with self._lock:
             known = [self._versions[logical_id] for logical_id in self._logical.get(table_id, ())]
@@ -186,7 +198,10 @@ class SchemaHistory:
         return 0 if there or not ends else ends[-1]
 
     def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
-        """See Schemas. An id that one table hands to another at once does not end."""
+        """Return each time in (from_ts, to_ts] at which the physical table ceased to be part of any table.
+
+        An id that one table hands to another at once does not end.
+        """
         if table_id not in self._parted:
             return []
         with self._lock:
@@ -205,17 +220,19 @@ class SchemaHistory:
             )
 
     def names(self, physical_id: int) -> set[tuple[str, str]]:
-        """Every (database, table) that an id is known to be, or to have been, a part of."""
+        """Return every (database, table) that an id is known to be, or to have been, a part of."""
         with self._lock:
             found = [
-                (self._databases.get(version.database_id), version.table) for version in self._versions_of(physical_id)
+                (self._databases.get(version.database_id), version.table)
+                for version in self._versions_of(physical_id)
             ]
         return {(database, table.name) for database, table in found if database and table is not None}
 
     def tables_ever(self) -> Iterable[CapturedTable]:
-        """Every table and partition that is known, once, dropped ones among them.
+        """Return every known table and partition once, dropped ones among them.
 
-        Views and sequences hold no rows. What went from one table to another is there while either has it.
+        Views and sequences hold no rows and are left out. A partition that went from one table to another
+        exists while either has it.
         """
         with self._lock:
             known = [list(versions) for versions in self._versions.values()]
@@ -230,7 +247,7 @@ class SchemaHistory:
         return found.values()
 
     def _versions_of(self, physical_id: int) -> list[_Version]:
-        """The versions that had the id, by time: of one table, or of those that exchanged it."""
+        """Return the versions that had the id, by time: of one table, or of those that exchanged it."""
         return sorted(
             version
             for table_id in self._logical.get(physical_id, ())
@@ -239,7 +256,7 @@ class SchemaHistory:
         )
 
     def _to_schema_versions(self, versions: list[_Version]) -> list[SchemaVersion]:
-        """Versions as rows are kept under them: by what follows, where one cannot be kept as it is."""
+        """Return the versions under which rows are kept: where one cannot be kept, a later one's columns."""
         shown: list[SchemaVersion] = []
         stored: TableInfo | None = None
         for version in reversed(versions):
@@ -253,8 +270,8 @@ class SchemaHistory:
             shown.append(SchemaVersion(version.since_ts, version.since_ts, table, database))
         return shown[::-1]
 
-    def _table_changed(self, commit_ts: int, said: TableDescription) -> None:
-        database_id, table_id, table = said
+    def _add_version(self, commit_ts: int, description: TableDescription) -> None:
+        database_id, table_id, table = description
         refused = refusal(table) if table is not None and table.is_base_table else ""
         for physical_id in table.physical_ids if table else ():
             self._logical.setdefault(physical_id, set()).add(table_id)
@@ -274,13 +291,13 @@ class SchemaHistory:
 
 
 def _has_at(versions: list[_Version], ts: int, physical_id: int) -> bool:
-    """Whether a table's rows are under an id at a timestamp."""
+    """Return whether a table's rows are under an id at a timestamp."""
     begun = [version for version in versions if version.since_ts <= ts]
     return bool(begun) and begun[-1].has(physical_id)
 
 
 def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> Iterator[CapturedTable]:
-    """Each id that a table's keys ever had, with the last version that had it and when that ended."""
+    """Yield each id that a table's keys ever had, with the last version that had it, and when that ended."""
     seen: set[int] = set()
     ended_ts = 0
     for version in reversed([version for version in versions if version.since_ts <= upto]):

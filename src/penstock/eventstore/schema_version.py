@@ -1,10 +1,8 @@
-"""A table's schema between two changes of it, and how a manifest and a Flight endpoint say it. No I/O.
+"""One version of a table's schema, and rows of one version as rows of a later one. No I/O.
 
-Rows of one schema version as rows of a later one. Pure.
-
-Columns are the same when their ids are, whatever they are called. A change of schema rewrites no row, so
-every stored value is a value of the later type; a column that was added since reads as it does in rows of
-the cluster that were written before.
+Columns are the same when their ids are the same, whatever their names. A change of schema rewrites no row, so
+every stored value is a value of the later type. A column that was added since reads as the cluster reads it
+in rows that were written before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,11 +33,11 @@ class SchemaVersion:
 
     @property
     def name(self) -> str:
-        """What the table is called, with its database."""
+        """The table's name, with its database."""
         return f"{self.database}.{self.table.name}"
 
     def as_fact(self) -> dict[str, Any]:
-        """What a manifest says of it, so that whoever reads the table needs nothing else."""
+        """Return the fact that a manifest records, so that a reader of the table needs nothing else."""
         return {
             "kind": SCHEMA_FACT,
             "version": self.version,
@@ -50,7 +48,7 @@ class SchemaVersion:
 
     @classmethod
     def from_fact(cls, fact: Mapping[str, Any]) -> "SchemaVersion":
-        """The version that a fact describes; raise Corrupt when it describes none."""
+        """Return the version that a fact describes; raise Corrupt when the fact describes none."""
         try:
             return cls(
                 since_ts=int(fact["since_ts"]),
@@ -59,19 +57,21 @@ class SchemaVersion:
                 database=str(fact["database"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise Corrupt("a fact that should be a schema lacks a field or has a wrong one") from error
+            raise Corrupt(
+                "a schema in a manifest lacks a field or has a wrong one; keep the manifest for inspection"
+            ) from error
 
 
 def schemas_in(facts: Iterable[Mapping[str, Any]]) -> list[SchemaVersion]:
-    """The schema versions among a manifest's facts, by time."""
+    """Return the schema versions among a manifest's facts, by time."""
     found = [SchemaVersion.from_fact(fact) for fact in facts if fact["kind"] == SCHEMA_FACT]
     return sorted(found, key=lambda version: version.since_ts)
 
 
 def versions_in_force(versions: Sequence[SchemaVersion], from_ts: int, to_ts: int) -> list[SchemaVersion]:
-    """Those of a table's versions, by time, that changes in (from_ts, to_ts] were committed under.
+    """Return those of a table's versions, by time, under which changes in (from_ts, to_ts] were committed.
 
-    Changes before the first version that is known read with that one.
+    Changes before the first known version are read with that version.
     """
     known = [version for version in versions if version.since_ts <= to_ts] or list(versions[:1])
     first = max((index for index, version in enumerate(known) if version.since_ts <= from_ts + 1), default=0)
@@ -87,9 +87,9 @@ def cut_at_changes(
 
 
 class Projection:
-    """Some columns of `new`, and system columns, out of rows of `old`.
+    """Takes columns of `new`, and system columns, out of rows of `old`.
 
-    `reads` names the columns of `old` that this takes; `schema` is what it gives.
+    `reads` are the columns of `old` that it needs; `schema` is the schema of the result.
     """
 
     def __init__(self, old: TableInfo, new: TableInfo, names: Sequence[str]) -> None:
@@ -108,9 +108,9 @@ class Projection:
         )
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of the new version; nothing is copied where nothing changed.
+        """Return the columns of the new version; nothing is copied where nothing changed.
 
-        Raises Corrupt when a value is none of its column's later type.
+        Raises Corrupt when a value is not a value of its column's later type.
         """
         if not len(self.schema):
             return batch.select([])
@@ -121,14 +121,14 @@ class Projection:
 
 
 class _Stored(NamedTuple):
-    """Values that a column of the old version holds."""
+    """The values that a column of the old version holds."""
 
     name: str
-    digits: int | None = None  # after the point, of decimals that are text and had another number of them
+    digits: int | None = None  # digits after the point, for decimals stored as text whose scale changed
 
 
 def _source(before: ColumnInfo | None, after: ColumnInfo) -> _Stored | pa.Scalar:
-    """Where a column's values are, or the value that stands for them."""
+    """Return where a column's values are, or the one value that all its rows have."""
     if before is None:
         return origin_scalar(after)
     wide = after.type.tp is Tp.NEW_DECIMAL and pa.types.is_string(arrow_type(after.type))
@@ -147,7 +147,7 @@ def _values(batch: pa.RecordBatch, source: _Stored | pa.Scalar, field: pa.Field)
         return pa.array(texts, pa.string(), size=len(array))
     try:
         return array if array.type == field.type else array.cast(field.type)
-    except pa.ArrowInvalid:  # whose words may show the value
+    except pa.ArrowInvalid:  # its message may show the value, which must not be logged
         raise Corrupt(
-            f"a value of column {field.name} is no {field.type}, as its column became; keep the object"
+            f"a value of column {field.name} is not of type {field.type}, its later type; keep the object"
         ) from None

@@ -1,9 +1,9 @@
-"""The two sides of a change: the row it wrote (data) and the row it ended (tombstone), as Arrow.
+"""The two sides of a change as Arrow: the row that it wrote (data) and the row that it ended (tombstone).
 
 An update has both, with the same timestamps and `_update` set. `_handle` identifies a row of its table,
 whatever its primary key: it is the part of the record key after the table's prefix. `_object` and `_offset`
-of a tombstone are the row id of the row that it ended: known once the tombstone is in an object, and null
-when that row was never captured.
+of a tombstone are the row id of the row that it ended. They are known once the tombstone is in an object, and
+null when that row was never captured.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ from penstock.tables.schema import TableInfo
 HANDLE, COMMIT_TS, START_TS, UPDATE = "_handle", "_commit_ts", "_start_ts", "_update"
 OBJECT, OFFSET, OLD = "_object", "_offset", "_old"
 PARTITION = "\0partition"
-"""The physical table of a row, where changes of several are together; no column of a table is called so."""
+"""The physical table of a row, where changes of several are together. No column of a table has this name."""
 RESERVED = frozenset({HANDLE, COMMIT_TS, START_TS, UPDATE, OBJECT, OFFSET, OLD})
 
 _SYSTEM = [
@@ -32,7 +32,7 @@ _SYSTEM = [
 _ROW_ID = [pa.field(OBJECT, pa.string()), pa.field(OFFSET, pa.int64())]
 
 MERGED_TOMBSTONES = pa.schema([*_SYSTEM, *_ROW_ID])
-"""The columns of merged tombstone objects: they say what is deleted, and are never read as changes."""
+"""The columns of merged tombstone objects, which delete rows and are never read as changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class Sides:
     tombstone: pa.RecordBatch
 
     def of(self, side: Side) -> pa.RecordBatch:
-        """One of them by name."""
+        """Return one side by its name."""
         return self.data if side == "data" else self.tombstone
 
 
 def side_schema(table: TableInfo, side: Side) -> pa.Schema:
-    """The columns of one side; raise Invalid when a column of the table has a name that Penstock uses."""
+    """Return the columns of one side; raise Invalid when a column of the table has a reserved name."""
     columns = arrow_schema(table)
-    taken = sorted(RESERVED.intersection(columns.names))
-    if taken:
+    reserved = sorted(RESERVED.intersection(columns.names))
+    if reserved:
         raise Invalid(
-            f"table {table.name} has a column {taken[0]}, a reserved name; rename the column or leave the"
+            f"table {table.name} has a column {reserved[0]}, a reserved name; rename the column or leave the"
             " table out"
         )
     if side == "data":
@@ -63,7 +63,7 @@ def side_schema(table: TableInfo, side: Side) -> pa.Schema:
 
 
 def refusal(table: TableInfo) -> str:
-    """Why rows of a table cannot be kept, for people; empty when they can."""
+    """Return why rows of a table cannot be kept, for people; empty when they can."""
     try:
         side_schema(table, "data")
     except Invalid as error:
@@ -72,7 +72,7 @@ def refusal(table: TableInfo) -> str:
 
 
 def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> Sides:
-    """Decode ordered changes of one schema version."""
+    """Decode both sides of ordered changes of one schema version."""
     decoded = decoder.decode(raw, table)
     system = _system(raw)
     return Sides(
@@ -84,9 +84,9 @@ def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> 
 def decode_side(
     raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder, side: Side, names: Collection[str]
 ) -> pa.RecordBatch:
-    """Decode one side of ordered changes of one schema version, and of its columns those of some names.
+    """Decode some columns of one side of ordered changes of one schema version.
 
-    Columns that nobody asked for are not decoded: of wide rows that is most of the work.
+    Columns that nobody asked for are not decoded, which saves most of the work for wide rows.
     """
     columns = [column for column in table.stored_columns if OLD in names or column.name in names]
     if side == "data":
@@ -117,14 +117,14 @@ def _data(
 
 
 def _at(column: pa.Array, rows: pa.Array) -> pa.Array:
-    """A column at some of its rows, which are in order; all of them cost nothing."""
+    """Return a column at some rows, which are in order; nothing is copied when those are all."""
     return column if len(rows) == len(column) else column.take(rows)
 
 
 def _tombstones(
     raw: pa.RecordBatch, table: TableInfo, old: pa.RecordBatch, places: pa.Array, system: list[pa.Array]
 ) -> pa.RecordBatch:
-    """Tombstones with the primary key, and all of `old` as `_old`; without that, if it has no column."""
+    """Make tombstones of the primary key, and of all of `old` as `_old` unless `old` has no columns."""
     keys = [column.name for column in table.primary_key if column.name in old.schema.names]
     columns = [
         *(old.column(name) for name in keys),

@@ -1,9 +1,9 @@
-"""What consumers are tested with: changes that were written down, a table as a dict, and a job's context.
+"""Doubles to test a consumer with: a source table as a dict, retrievers of its changes, and a job's context.
 
 model = SourceModel(item_table("integer"))
 model.commit({"id": 1, "name": "one"})
 first = model.retriever(0, model.ts)            # a SNAPSHOT
-model.churn(random.Random(7), commits=20)       # random changes of whatever columns the table has
+model.churn(random.Random(7), commits=20)       # random changes of the table's columns
 tail = model.retriever(first.to_ts, model.ts)   # a TAIL
 consumer = Delta(job_context(tmp_path, "delta", {"uri": ...}))
 consumer.consume(first)
@@ -43,18 +43,18 @@ __all__ = ["Fault", "ListRetriever", "SourceModel", "job_context", "no_fault", "
 START = compose_ts(1_700_000_000_000)
 
 Fault = Callable[[str], None]
-"""Called with the name of what is about to happen; raise to let it fail."""
+"""Is called with the name of the next step; it raises to make the step fail."""
 
 
 def no_fault(_name: str) -> None:
-    """Everything works."""
+    """Let every step succeed."""
 
 
 @dataclass
 class ListRetriever:
-    """A DataRetriever over batches that are there. `fault` is told what is about to happen, and may raise.
+    """A DataRetriever over a list of batches. `fault` is called before each step and may raise.
 
-    `watermarks` are the transactions that `update_watermark` was called with.
+    `given` counts the calls of `next`. `watermarks` are the transactions passed to `update_watermark`.
     """
 
     data_type: DataType
@@ -71,11 +71,11 @@ class ListRetriever:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """See DataRetriever."""
+        """The columns that identify a row."""
         return key_names(self.schema.table)
 
     def again(self) -> "ListRetriever":
-        """The same changes for an iteration that is repeated."""
+        """Return a retriever of the same changes, for a repeated iteration."""
         return ListRetriever(
             self.data_type,
             self.from_ts,
@@ -88,7 +88,7 @@ class ListRetriever:
         )
 
     def next(self) -> Retrieved:
-        """See DataRetriever. The last batch comes again without rows when it is asked for more."""
+        """Return the next batch; after the last one, an empty batch that is marked as the last."""
         self.fault("next")
         self.given += 1
         if self.given <= len(self.batches):
@@ -96,14 +96,14 @@ class ListRetriever:
         return Retrieved(*self._nothing(), no_more_data=True)
 
     def dataframe(self) -> "DataFrame":
-        """See DataRetriever."""
+        """Return the net changes as a DataFrame; raise Invalid without a Spark session."""
         self.fault("dataframe")
         if self.spark is None:
-            raise Invalid("this retriever was made without a session; give it spark=")
+            raise Invalid("this retriever was made without a session; pass spark=")
         return self.spark.createDataFrame(self.net()).persist()
 
     def net(self) -> pa.Table:
-        """One row for each key that changed, as `dataframe` has it."""
+        """Return one row for each changed key, the rows of `dataframe`."""
         last: dict[Key, Row] = {}
         for inserts, deletes in self.batches:
             gone = [{**row, DELETED: True} for row in deletes.to_pylist()]
@@ -114,7 +114,7 @@ class ListRetriever:
         return pa.Table.from_pylist(list(last.values()), schema)
 
     def update_watermark(self, txn: "Transaction") -> None:
-        """See DataRetriever."""
+        """Record the transaction in `watermarks`."""
         self.fault("update_watermark")
         self.watermarks.append(txn)
 
@@ -123,10 +123,10 @@ class ListRetriever:
 
 
 class SourceModel:
-    """A table as a plain dict that remembers every moment: what consumers are held against.
+    """A table as a plain dict that remembers every moment, to compare consumers with.
 
-    Keys are tuples of the primary key's values in its order; in a table without one, (handle,) as bytes,
-    which `commit` gives to rows that have no `_handle`.
+    Keys are tuples of the primary key's values in their order. In a table without a primary key they are
+    (handle,) as bytes; `commit` adds one to rows without `_handle`.
     """
 
     def __init__(self, table: TableInfo, *, database: str = "shop") -> None:
@@ -137,17 +137,17 @@ class SourceModel:
 
     @property
     def table(self) -> TableInfo:
-        """As it is now."""
+        """The current schema."""
         return self.versions.table
 
     def commit(self, *rows: Mapping[str, object], delete: Iterable[Key] = ()) -> int:
-        """One transaction: keys lose their rows, rows are put. Returns its commit-ts."""
+        """Commit one transaction that deletes keys and puts rows; return its commit timestamp."""
         self.ts += 2
-        made = {self._key(row): {**row} for row in rows}
+        puts = {self._key(row): {**row} for row in rows}
         for key in delete:
-            if key not in made and self.versions.last(key) is not None:
+            if key not in puts and self.versions.last(key) is not None:
                 self.versions.write(self.ts, key, None)
-        for key, row in made.items():
+        for key, row in puts.items():
             row.pop(HANDLE, None)
             self.versions.write(self.ts, key, row)
         return self.ts
@@ -159,14 +159,14 @@ class SourceModel:
         return tuple(row[name] for name in names)
 
     def alter(self, table: TableInfo) -> int:
-        """The table has other columns from now on; its key must stay."""
+        """Return the table has other columns from now on; its key must stay."""
         self.ts += 2
         self.versions.alter(self.ts, table)
         self._schemas.append(SchemaVersion(self.ts, self.ts, table, self._schemas[0].database))
         return self.ts
 
     def at(self, ts: int) -> Snapshot:
-        """The rows of a moment by key, in the schema of then."""
+        """Return the rows at a timestamp by key, in the schema of that time."""
         return self.versions.at(ts)
 
     def churn(
@@ -177,9 +177,9 @@ class SourceModel:
         numbers: int = 30,
         make: Callable[[TableInfo, int, random.Random], Row] = random_row,
     ) -> int:
-        """Random transactions: inserts, updates, deletes, and the same key again and again.
+        """Commit random transactions of inserts, updates and deletes that often hit the same keys.
 
-        `make(table, number, mix)` makes a row; the number decides its key.
+        `make(table, number, mix)` makes a row; the number decides its key. Return the last commit timestamp.
         """
         for _ in range(commits):
             live = self.versions.live()
@@ -200,14 +200,15 @@ class SourceModel:
         large: bool = False,
         spark: "SparkSession | None" = None,
     ) -> ListRetriever:
-        """The changes in (from_ts, to_ts]; with from_ts = 0 all rows. `columns` beside those of the key.
+        """Return a retriever of the changes in (from_ts, to_ts]; with from_ts = 0, of all rows.
 
-        `ends_of_updates` also gives the deletes of rows that come back in the same commit.
+        It has the columns of the key and `columns`. `ends_of_updates` adds the deletes of rows that are put
+        again in the same commit.
         """
-        schema = next(each for each in reversed(self._schemas) if each.since_ts <= to_ts)
+        schema = next(schema for schema in reversed(self._schemas) if schema.since_ts <= to_ts)
         chosen = choose_columns(schema.table, columns)
         steps = self._rows_at(to_ts) if from_ts == 0 else self._changes(from_ts, to_ts, ends_of_updates)
-        made = [_sides(part, schema.table, chosen) for part in _batched(steps, batch_rows)]
+        batches = [_sides(part, schema.table, chosen) for part in _batches(steps, batch_rows)]
         kind = DataType.SNAPSHOT if from_ts == 0 else DataType.TAIL
         return ListRetriever(
             kind,
@@ -215,7 +216,7 @@ class SourceModel:
             to_ts,
             schema,
             chosen,
-            made or [_sides((), schema.table, chosen)],
+            batches or [_sides((), schema.table, chosen)],
             large=large,
             spark=spark,
         )
@@ -223,7 +224,7 @@ class SourceModel:
     def iterations(
         self, mix: random.Random, *, count: int = 5, commits: int = 10, **rest: object
     ) -> Iterator[ListRetriever]:
-        """A first sync and then tails, with random changes before each; `rest` is for `churn`."""
+        """Yield a snapshot and then tails, with random changes before each; `rest` is for `churn`."""
         from_ts = 0
         for _ in range(count):
             to_ts = self.churn(mix, commits=commits, **rest)  # type: ignore[arg-type] # as the caller says
@@ -242,7 +243,7 @@ class SourceModel:
         return [step for step in steps if step.order or ends_of_updates or (step.ts, step.key) not in begun]
 
 
-def _batched(steps: Sequence[Step], size: int) -> Iterator[tuple[Step, ...]]:
+def _batches(steps: Sequence[Step], size: int) -> Iterator[tuple[Step, ...]]:
     left = iter(steps)
     while part := tuple(islice(left, size)):
         yield part
@@ -276,13 +277,16 @@ def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def rows_by_key(table: pa.Table, keys: Sequence[str], *, hidden: str = "_") -> Snapshot:
-    """Rows of a target by key, without columns whose names begin with `hidden`; none may be there twice."""
-    found: Snapshot = {}
+    """Return the rows of a target by key, without columns whose names begin with `hidden`.
+
+    Fail when a key occurs twice.
+    """
+    by_key: Snapshot = {}
     for row in table.to_pylist():
         key = tuple(row[name] for name in keys)
-        assert key not in found, "a key is there twice"
-        found[key] = {name: cell for name, cell in row.items() if not name.startswith(hidden)}
-    return found
+        assert key not in by_key, "a key occurs twice"
+        by_key[key] = {name: cell for name, cell in row.items() if not name.startswith(hidden)}
+    return by_key
 
 
 def job_context(
@@ -297,11 +301,11 @@ def job_context(
     job_id: int = 1,
     table_id: int = 1,
 ) -> JobContext:
-    """The context of `shop.items/job`, with its scratch files in `folder`."""
+    """Return the context of `shop.items/job`, with its scratch files in `folder`."""
 
     def session() -> "SparkSession":
         if spark is None:
-            raise Invalid("this job has no Spark session; give spark=")
+            raise Invalid("this job has no Spark session; pass spark=")
         return spark
 
     return JobContext(

@@ -35,7 +35,7 @@ from penstock.tables import Catalog
 from penstock.tables.keys import record_range
 from penstock.tables.meta import table_key
 from support.capture import CaptureProcess
-from support.events import replayed
+from support.events import replay_objects
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 KV = KvSettings(safe_point_refresh_ms=50)  # collection waits for twice that
@@ -123,7 +123,7 @@ async def test_tables_come_change_and_go(tmp_path: Path) -> None:
         await b.insert("shop.first", [{"id": 2, "name": "y", "more": 7}])
         await until(lambda: capture.tables == {first, second})
         ts = await b.flushed(first)
-        assert sorted(row["id"] for row in replayed(b.storage, first, ts).values()) == [1, 2]
+        assert sorted(row["id"] for row in replay_objects(b.storage, first, ts).values()) == [1, 2]
         facts = load(b.storage, paths.table_root(first)).facts
         assert [len(fact["table"]["cols"]) for fact in facts] == [2, 3]
         assert {fact["database"] for fact in facts} == {"shop"}
@@ -131,7 +131,7 @@ async def test_tables_come_change_and_go(tmp_path: Path) -> None:
         end = await b.do(b.client.timestamp)
         await b.do(b.db.drop_table, "shop.second")
         await until(lambda: capture.tables == {first})
-        assert len(replayed(b.storage, second, end)) == 2
+        assert len(replay_objects(b.storage, second, end)) == 2
         truncated = (await b.do(b.db.truncate_table, "shop.first")).id
         await until(lambda: capture.tables == {truncated})
         assert not capture.failed.done()
@@ -182,7 +182,7 @@ async def test_a_table_dropped_while_nobody_captured_ends_when_somebody_does(
         second = await b.capture("b")
         await until(lambda: dropped_ts(load(b.storage, paths.table_root(table_id)).facts, TS_MAX) > 0)
         await until(lambda: second.tables == set())
-        assert len(replayed(b.storage, table_id, load(b.storage, f"tables/{table_id}").flushed_ts)) == 1
+        assert len(replay_objects(b.storage, table_id, load(b.storage, f"tables/{table_id}").flushed_ts)) == 1
         assert not second.failed.done()
 
 
@@ -225,7 +225,7 @@ async def test_rows_are_served_over_flight_before_they_are_flushed(tmp_path: Pat
 
         assert await b.do(fetch) == ["a", "b"]
         await capture.stop()
-        assert len(replayed(b.storage, table_id, ts)) == 2
+        assert len(replay_objects(b.storage, table_id, ts)) == 2
 
 
 async def test_a_table_taken_by_another_owner_is_given_up_and_taken_back(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ async def test_a_table_taken_by_another_owner_is_given_up_and_taken_back(tmp_pat
         await b.do(lambda: ManifestLog.open(b.storage, paths.table_root(table_id), writer="rival"))
         await b.insert("shop.t", [{"id": 1, "name": "a"}])
         ts = await b.flushed(table_id)
-        assert len(replayed(b.storage, table_id, ts)) == 1
+        assert len(replay_objects(b.storage, table_id, ts)) == 1
         assert load(b.storage, paths.table_root(table_id)).writer.startswith("a/")
         assert capture.tables == {table_id}
 
@@ -266,7 +266,7 @@ async def test_a_table_lost_while_it_was_being_subscribed_is_taken_back(
         await b.insert("shop.t", [{"id": 1, "name": "a"}])
         ts = await b.flushed(table_id)
         assert taken == [table_id]
-        assert len(replayed(b.storage, table_id, ts)) == 1
+        assert len(replay_objects(b.storage, table_id, ts)) == 1
 
 
 async def test_two_captures_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ async def test_only_wanted_tables_are_captured_and_reserved_names_left_out(tmp_p
         await b.do(b.db.drop_column, "shop.odd", "_old")
         await until(lambda: capture.tables == {wanted, odd})
         ts = await b.flushed(odd)
-        assert [row["id"] for row in replayed(b.storage, odd, ts).values()] == [1]
+        assert [row["id"] for row in replay_objects(b.storage, odd, ts).values()] == [1]
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -323,7 +323,7 @@ async def test_a_reserved_column_costs_its_table_alone_until_it_is_dropped(
         for at_ts, names in ((before, ["before"]), (meanwhile, ["before", "meanwhile"])):
             rows = [row for batch in read_snapshot(view, at_ts) for row in batch.to_pylist()]
             assert sorted(row["name"] for row in rows) == names
-        assert sorted(row["id"] for row in replayed(b.storage, table_id, ts).values()) == [1, 2, 3]
+        assert sorted(row["id"] for row in replay_objects(b.storage, table_id, ts).values()) == [1, 2, 3]
 
 
 async def test_a_table_dropped_with_a_reserved_column_ends(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ async def test_a_table_that_is_recovered_after_its_drop_is_captured_again(
         await until(lambda: capture.tables == {table_id})
         await b.insert("shop.t", [{"id": 2, "name": "after the recovery"}])
         ts = await b.flushed(table_id)
-        assert sorted(row["id"] for row in replayed(b.storage, table_id, ts).values()) == [1, 2]
+        assert sorted(row["id"] for row in replay_objects(b.storage, table_id, ts).values()) == [1, 2]
         assert await b.do(list_tables, ref) == ["shop.t"]
 
 
@@ -616,7 +616,7 @@ async def test_changes_that_an_older_copy_of_storage_lacks_are_pulled_again(
         capture = await b.capture(wal_segment_bytes=1024)
         assert capture.tables == {table_id}
         ts = await filled(b, table_id, range(50, 60))
-        found = replayed(b.storage, table_id, ts)
+        found = replay_objects(b.storage, table_id, ts)
         assert sorted(row["id"] for row in found.values()) == list(range(1, 60))
         assert told(caplog).count("storage is older than the log; changes are pulled again") == 1
         assert "table left out: its history is lost" not in told(caplog)
@@ -646,7 +646,7 @@ async def test_a_table_whose_storage_is_older_than_what_is_left_of_history_is_le
             capture = await b.capture(wal_segment_bytes=1024)
         await until(lambda: capture.tables == {table_id})
         ts = await filled(b, table_id, range(50, 60))
-        found = replayed(b.storage, table_id, ts)
+        found = replay_objects(b.storage, table_id, ts)
         assert sorted(row["id"] for row in found.values()) == list(range(1, 60))
 
 
@@ -668,7 +668,7 @@ async def test_an_older_copy_of_the_log_takes_nothing_from_storage(
         shutil.copytree(tmp_path / "backup", tmp_path / "a")
         capture = await b.capture(wal_segment_bytes=1024)
         ts = await filled(b, table_id, range(30, 40))
-        found = replayed(b.storage, table_id, ts)
+        found = replay_objects(b.storage, table_id, ts)
         assert sorted(row["id"] for row in found.values()) == [*range(1, 10), *range(11, 40)]
         assert "storage is older than the log; changes are pulled again" not in told(caplog)
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from penstock.clock import SYSTEM
 from support.campaign import length
-from support.events import replayed
+from support.events import replay_objects
 from support.rawbatches import changes
 
 SCRIPT = Path(__file__).with_name("killed_writer.py")
@@ -61,7 +61,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice(tmp_path: Path)
             assert in_log >= {writer.commit_ts(number) for number in range(flushed + 1, acknowledged + 1)}
             assert store.flush(writer.TABLE.id)
             complete = (table.flushed_ts - writer.START) // 2
-            found = replayed(store._storage, writer.TABLE.id, table.flushed_ts)
+            found = replay_objects(store._storage, writer.TABLE.id, table.flushed_ts)
             assert {row["id"]: row["name"] for row in found.values()} == writer.state_after(complete)
         finally:
             store.close(flush=False)

@@ -15,7 +15,13 @@ from penstock.errors import Corrupt, Invalid, StaleRead
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.read.partition import Partition
-from penstock.eventstore.upkeep.load import RangeTask, SnapshotLoad, is_load_in_progress, read_plan, write_plan
+from penstock.eventstore.upkeep.load import (
+    RangeTask,
+    SnapshotLoad,
+    is_load_in_progress,
+    read_plan,
+    write_plan,
+)
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
@@ -26,7 +32,7 @@ from penstock.tables.keys import encode_handle, record_key
 from penstock.tables.meta import MetaWriter
 from penstock.tables.records import to_record, value_of
 from penstock.testing.store import Admin
-from support.events import objects, read_object, replayed
+from support.events import objects, read_object, replay_objects
 from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
@@ -116,7 +122,7 @@ def test_a_loaded_table_is_the_snapshot_as_directly_written_objects(bench: Bench
         assert rows["_handle"].to_pylist() == sorted(rows["_handle"].to_pylist())
         assert set(rows["_start_ts"].to_pylist()) == {report.ts}
         assert set(rows["_update"].to_pylist()) == {False}
-    assert replayed(bench.storage, bench.table_id, report.ts) == bench.rows_at(report.ts)
+    assert replay_objects(bench.storage, bench.table_id, report.ts) == bench.rows_at(report.ts)
     assert bench.flushed_ts() == report.ts
     assert bench.storage.names(paths.load_folder(paths.table_root(bench.table_id))) == []
     with pytest.raises(Invalid, match=r"shop\.orders is captured already, up to \d+, and needs no load"):
@@ -153,7 +159,7 @@ def test_a_capture_goes_on_from_a_load_with_no_gap_and_no_overlap(bench: Bench) 
         until_ts = bench.client.timestamp()
         until(lambda: bench.flushed_ts() >= until_ts)
         eventloop.run(capture.stop())
-    assert replayed(bench.storage, bench.table_id, until_ts) == bench.rows_at(until_ts)
+    assert replay_objects(bench.storage, bench.table_id, until_ts) == bench.rows_at(until_ts)
     versions = {each.schema_version for each in objects(bench.storage, bench.table_id, "data")}
     assert len(versions) == 1, "a load writes under the version that the capture knows"
 
@@ -174,7 +180,7 @@ def test_a_capture_leaves_a_table_alone_while_it_is_loaded(bench: Bench) -> None
     until(lambda: bench.table_id in captures[0].tables)
     until(lambda: bench.flushed_ts() > report.ts)
     eventloop.run(captures[0].stop())
-    assert replayed(bench.storage, bench.table_id, bench.flushed_ts()) == bench.rows_at(report.ts)
+    assert replay_objects(bench.storage, bench.table_id, bench.flushed_ts()) == bench.rows_at(report.ts)
 
 
 def test_a_capture_that_was_there_first_is_fenced_and_begins_again_from_the_load(bench: Bench) -> None:
@@ -193,7 +199,7 @@ def test_a_capture_that_was_there_first_is_fenced_and_begins_again_from_the_load
     finally:
         eventloop.run(capture.stop(flush=False))
     assert bench.flushed_ts() >= now
-    assert replayed(bench.storage, bench.table_id, now) == bench.rows_at(now)
+    assert replay_objects(bench.storage, bench.table_id, now) == bench.rows_at(now)
 
 
 def owned_from(capture: Capture, table_id: int) -> int:
@@ -223,7 +229,7 @@ def test_an_interrupted_load_goes_on_where_it_was(bench: Bench) -> None:
     report = load_table(bench.settings, "shop.orders", rest)
     assert left == [2, 3]
     assert (report.resumed, report.ts, report.rows) == (True, load.plan.ts, 600)
-    assert replayed(bench.storage, bench.table_id, report.ts) == bench.rows_at(report.ts)
+    assert replay_objects(bench.storage, bench.table_id, report.ts) == bench.rows_at(report.ts)
 
 
 def test_a_driver_that_ends_between_commit_and_clearing_is_followed_by_one_that_clears(
@@ -267,7 +273,7 @@ def test_two_drivers_load_a_table_once(bench: Bench) -> None:
 
     report = load_table(bench.settings, "shop.orders", with_another)
     assert (report.rows, report.objects) == (600, 4)
-    assert replayed(bench.storage, bench.table_id, report.ts) == bench.rows_at(report.ts)
+    assert replay_objects(bench.storage, bench.table_id, report.ts) == bench.rows_at(report.ts)
 
 
 def test_the_schema_as_of_the_load_is_used_though_it_changes_meanwhile(bench: Bench) -> None:
@@ -277,7 +283,7 @@ def test_the_schema_as_of_the_load_is_used_though_it_changes_meanwhile(bench: Be
         run_all(tasks[2:])
 
     report = load_table(bench.settings, "shop.orders", changing)
-    assert list(replayed(bench.storage, bench.table_id, report.ts).values()) == ROWS
+    assert list(replay_objects(bench.storage, bench.table_id, report.ts).values()) == ROWS
 
 
 def test_history_is_held_during_a_load_and_after_it(bench: Bench) -> None:
@@ -337,7 +343,7 @@ def test_every_partition_of_a_table_is_loaded_and_resumed_together(
     assert len({state.flushed_ts for state in states}) == 1
     assert load_table(bench.settings, "shop.events", run_all).resumed
     for nth, table_id in enumerate(ids):
-        assert list(replayed(bench.storage, table_id, states[0].flushed_ts).values()) == [
+        assert list(replay_objects(bench.storage, table_id, states[0].flushed_ts).values()) == [
             {"id": nth, "name": f"n{nth}"}
         ]
         assert not SnapshotLoad.find(bench.ref, table_id)

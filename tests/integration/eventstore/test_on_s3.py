@@ -12,7 +12,7 @@ from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from support.events import FixedSchemas, a_table, change, replayed
+from support.events import FixedSchemas, a_table, change, replay_objects
 from support.rawbatches import raw
 from support.s3server import S3Bucket
 
@@ -88,7 +88,7 @@ def test_rows_survive_from_the_log_to_objects_in_s3(storage: ObjectStorage, tmp_
     table.advance_resolved_ts(NOW + 100)
     store.close()
     assert load(storage, paths.table_root(1)).flushed_ts == NOW + 100
-    assert len(replayed(storage, 1, NOW + 100)) == 100
+    assert len(replay_objects(storage, 1, NOW + 100)) == 100
 
 
 def test_the_environment_alone_says_how_to_reach_a_server(

@@ -29,7 +29,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Snapshot, key_of
 from support.itemtables import TABLES, item, item_table
 from support.jobsources import HandFed, JobSourceWorld
-from support.metaevents import a_table, database, described, gone
+from support.metaevents import a_table, database, put_table_event, drop_table_event
 from support.tableworld import START
 
 EVERYTHING = ReadLimit()
@@ -89,7 +89,7 @@ async def test_a_thousand_tables_are_looked_at_in_one_call_of_each_capture(tmp_p
         f"capture-{at}": ListedCapture([CaptureProgress(each, 500, 500, 0, each, 7) for each in ids[at::2]])
         for at in range(2)
     }
-    fed = HandFed([database(1, 1, "shop"), *(described(2, a_table(each, name=f"t{each}")) for each in ids)])
+    fed = HandFed([database(1, 1, "shop"), *(put_table_event(2, a_table(each, name=f"t{each}")) for each in ids)])
     fed.ts = 400
     tables = FollowedTables(fed.subscribe)
     await tables.start()
@@ -277,7 +277,7 @@ async def test_history_that_is_gone_needs_a_snapshot(tmp_path: Path) -> None:
 
 async def test_a_table_that_nobody_captures_is_named(tmp_path: Path) -> None:
     with JobSourceWorld(tmp_path, item_table()) as world:
-        world.meta.append(described(3, a_table(77, name="u")))
+        world.meta.append(put_table_event(3, a_table(77, name="u")))
         world.resolve()
         async with world.job_source() as source:
             assert not await source.read_progress([77])
@@ -350,7 +350,7 @@ async def test_what_became_of_a_table_is_known_at_once(tmp_path: Path) -> None:
         world.resolve()
         async with world.job_source() as source:
             assert source.why_gone(1) is None
-            world.meta.append(gone(world.tick(), 1))
+            world.meta.append(drop_table_event(world.tick(), 1))
             world.known()
             assert "dropped" in source.why_gone(1)
             with pytest.raises(TableGone, match="dropped"):
@@ -378,7 +378,7 @@ async def test_a_table_that_was_never_heard_of_is_gone_when_news_of_it_would_hav
 
 async def test_history_is_held_table_by_table_and_let_go(tmp_path: Path) -> None:
     with JobSourceWorld(tmp_path, parted(11, 12), partitions=(11, 12)) as world:
-        world.meta.append(described(3, a_table(77, name="u")))
+        world.meta.append(put_table_event(3, a_table(77, name="u")))
         world.resolve()
         held = HistoryHolds(world.storage.open(), world.clock)
 

@@ -22,7 +22,7 @@ from support.chosenmerge import begin_merge
 from support.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
 from support.itemtables import TABLES, item, item_table
 from support.servedworld import ServedDatabase, ServedWorld
-from support.tableworld import START, gathered
+from support.tableworld import START, gather_rows
 
 FEED = ["_change_type", "_commit_version", "_commit_timestamp"]
 
@@ -223,7 +223,7 @@ def test_the_change_feed_tells_what_the_handle_tells(
             found = made.feed(spark, startingVersion=start, endingVersion=end)
             assert rows(found) == expected_feed(made, start - 1, end)
         snapshot = made.load(spark, columns=",".join(made.columns(made.ts))).toArrow()
-        assert gathered(snapshot.to_batches(), made.versions.table) == made.versions.at(made.ts)
+        assert gather_rows(snapshot.to_batches(), made.versions.table) == made.versions.at(made.ts)
 
 
 def test_changes_from_nothing_are_the_rows_at_the_end(spark: SparkSession, world: ServedWorld):

@@ -19,7 +19,7 @@ from penstock.object_storage import open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.campaign import examples
-from support.events import FixedSchemas, a_table, change, replayed
+from support.events import FixedSchemas, a_table, change, replay_objects
 from support.rawbatches import Change, raw
 
 TABLES = {1: a_table(1), 2: a_table(2)}
@@ -157,7 +157,7 @@ class World:
             rows.advance_resolved_ts(self.ts)
             assert self.store.flush(table_id)
             for ts, expected in self.versions[table_id].items():
-                found = replayed(self.storage, table_id, ts)
+                found = replay_objects(self.storage, table_id, ts)
                 assert {row["id"]: row["name"] for row in found.values()} == expected, f"at {ts - START}"
 
 

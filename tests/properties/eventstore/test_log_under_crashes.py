@@ -38,7 +38,7 @@ class LogUnderCrashes(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.wal = Wal(self.folder, segment_bytes=1500, queue_bytes=1 << 20, failed=self.failed)
+        self.wal = Wal(self.folder, segment_bytes=1500, queue_bytes=1 << 20, on_failure=self.failed)
         self.found: set[tuple[int, int]] = set()
         self.replayed: list[tuple[int, int]] = []
         self.wal.start(self.replay)

@@ -14,12 +14,29 @@ from hypothesis import strategies as st
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
-from penstock.eventstore.objects.row_ids import ASK, UNKNOWN, Events, Places, RowIds, match_tombstones, as_sort_keys
+from penstock.eventstore.objects.row_ids import (
+    ASK,
+    UNKNOWN,
+    Events,
+    Places,
+    RowIds,
+    as_sort_keys,
+    match_tombstones,
+)
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.campaign import examples
-from support.events import FixedSchemas, RowId, a_table, change, live_rows, moved_rows, objects, read_object
+from support.events import (
+    FixedSchemas,
+    RowId,
+    a_table,
+    change,
+    find_moved_rows,
+    live_rows,
+    objects,
+    read_object,
+)
 from support.rawbatches import Change, raw
 
 START = 1 << 60  # neighbouring timestamps up here are one and the same float
@@ -242,7 +259,7 @@ class _History:
         self.store._find_owned(1).index.catch_up(state)
         found = index_contents(self.store._index)
         assert found.keys() == live.keys()
-        moved = moved_rows(self.storage, 1)
+        moved = find_moved_rows(self.storage, 1)
         for handle, (located, row) in live.items():
             version = (handle, row["_commit_ts"])
             assert found[handle] == located or moved[found[handle]] == version

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.columnar.sorted_spill import choose_cuts, position
-from penstock.eventstore.log.rows import select_between, cut_chunks, sort_in_memory, sort_changes
+from penstock.eventstore.log.rows import cut_chunks, select_between, sort_changes, sort_in_memory
 from support.campaign import examples
 from support.rawbatches import Change, changes, put, raw
 

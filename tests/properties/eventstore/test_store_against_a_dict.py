@@ -16,7 +16,7 @@ from penstock.object_storage import ObjectStorage, open_storage
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from support.campaign import examples
-from support.events import FixedSchemas, a_table, change, replayed
+from support.events import FixedSchemas, a_table, change, replay_objects
 from support.powerloss import Disk
 from support.rawbatches import Change, raw
 
@@ -196,7 +196,7 @@ class StoreAgainstADict(RuleBasedStateMachine):
             return
         for table_id in TABLES:
             flushed_ts = self.store.ownership(table_id).state.flushed_ts
-            found = {row["id"]: row["name"] for row in replayed(self.storage, table_id, flushed_ts).values()}
+            found = {row["id"]: row["name"] for row in replay_objects(self.storage, table_id, flushed_ts).values()}
             newest = max((ts for ts in self.snapshots[table_id] if ts <= flushed_ts), default=START)
             assert found == self.snapshots[table_id][newest]
 

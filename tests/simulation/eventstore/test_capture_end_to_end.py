@@ -23,7 +23,7 @@ from penstock.tables import Catalog
 from penstock.tables.keys import record_key
 from penstock.testing.store import Admin
 from support.capture import CaptureProcess
-from support.events import replayed
+from support.events import replay_objects
 from support.warmstore import WarmStore
 
 KEYS = 60
@@ -150,7 +150,7 @@ def test_the_event_store_equals_the_snapshots_of_the_kv_store(cluster: WarmStore
     assert len(writers.moments) > 10
     for ts in [*writers.moments[:: max(1, len(writers.moments) // 15)], end]:
         for name, table_id in zip(names, table_ids, strict=True):
-            found = replayed(storage, table_id, ts)
+            found = replay_objects(storage, table_id, ts)
             assert {row["id"]: row["name"] for row in found.values()} == rows_at(db, name, ts)
     client.close()
 
@@ -180,7 +180,7 @@ def test_captures_share_the_tables_and_take_over_from_a_lost_one(cluster: WarmSt
         ts = client.timestamp()
         for table_id in ids:
             wait_flushed(storage, table_id, ts)
-            assert len(replayed(storage, table_id, ts)) == 4
+            assert len(replay_objects(storage, table_id, ts)) == 4
         assert {load(storage, paths.table_root(table_id)).writer.split("/")[0] for table_id in ids} == {"b"}
         assert second.terminate() == 0, second.log
     client.close()

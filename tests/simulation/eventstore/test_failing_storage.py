@@ -14,9 +14,10 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.objects import flush
 from penstock.object_storage import ObjectStorage, open_storage
+from penstock.retry import BackoffPolicy
 from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
-from support.events import FixedSchemas, a_table, change, replayed
+from support.events import FixedSchemas, a_table, change, replay_objects
 from support.rawbatches import raw
 
 START = 1 << 58
@@ -61,8 +62,7 @@ def test_every_change_arrives_once_however_storage_behaves(
     seed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SEED", seed)
-    monkeypatch.setattr(flush, "_RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr(flush, "_RETRY_MAX_S", 0.05)
+    monkeypatch.setattr(flush, "_BACKOFF", BackoffPolicy(base_s=0.01, cap_s=0.05))
     clock = SystemClock()
     weather = _Weather(open_storage("memory:///"), clock)
     settings = CaptureSettings(
@@ -99,7 +99,7 @@ def test_every_change_arrives_once_however_storage_behaves(
         weather.bad = False
         store.close()
         for number in TABLES:
-            found = replayed(weather, number, START + 4 * STEPS)
+            found = replay_objects(weather, number, START + 4 * STEPS)
             assert {row["id"]: row["name"] for row in found.values()} == state[number], f"seed {seed}"
         assert weather.failures > 10
     finally:

@@ -17,7 +17,7 @@ from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld
-from support.travel import sent
+from support.travel import send_copy
 
 MakeWorld = Callable[..., TableWorld]
 
@@ -46,7 +46,7 @@ def rows_of(batches: list[ChangeBatch]) -> list[list[str]]:
 
 def read(world: TableWorld, parts: list[ChangesPartition]) -> list[ChangeBatch]:
     """Every part as if it were elsewhere."""
-    arrived = [sent(part, stays=world.reader) for part in parts]
+    arrived = [send_copy(part, stays=world.reader) for part in parts]
     return [batch for part in arrived for batch in part.collect()]
 
 

@@ -15,7 +15,7 @@ from penstock.consumers.lake.delta import stats_of
 from penstock.consumers.lake.files import DataFile
 from penstock.consumers.lake.parquet import CopyManifest, Retired
 from penstock.consumers.lake.table import LakeWatermark
-from penstock.consumers.schema_evolution import Dialect, TargetColumns, parquet_type
+from penstock.consumers.schema_evolution import Dialect, ArrowColumns, parquet_type
 from penstock.errors import Corrupt
 from penstock.tables.define import define_table
 from support.everytype import EVERY_TYPE
@@ -25,7 +25,7 @@ MARKS = LakeWatermark(owner="0/1/job/7", job="shop.items/job", watermark=1 << 60
 
 def manifest(key: str, lowest: Any, highest: Any) -> CopyManifest:
     table = define_table("items", [("v", "vector(3)"), ("k", f"{key} primary key")])
-    columns = TargetColumns(choose_columns(table, None), key_names(table), table, Dialect(parquet_type))
+    columns = ArrowColumns(choose_columns(table, None), key_names(table), table, Dialect(parquet_type))
     files = (DataFile("data/0/a.parquet", 3, 99, lowest, highest, nulls=False), DataFile("b", 1, 2))
     return CopyManifest(
         marks=MARKS, schema=columns.schema, files=files, retired=(Retired("c", 5),), commit="1"
@@ -55,7 +55,7 @@ def test_a_manifest_reads_as_it_was_written(key: str, lowest: Any, highest: Any)
 
 def test_every_type_has_a_name_in_the_manifest() -> None:
     table = EVERY_TYPE
-    columns = TargetColumns(choose_columns(table, None), key_names(table), table, Dialect(parquet_type))
+    columns = ArrowColumns(choose_columns(table, None), key_names(table), table, Dialect(parquet_type))
     written = CopyManifest(marks=MARKS, schema=columns.schema, files=())
     assert CopyManifest.decoded(written.encoded(), place="here").schema == columns.schema
 

@@ -10,13 +10,13 @@ from penstock.changes.columns import choose_columns, key_names
 from penstock.consumers.lake.iceberg_metadata import promotes, stored_type
 from penstock.consumers.schema_evolution import (
     Dialect,
-    LakeEvolution,
-    TargetColumns,
+    ArrowEvolution,
+    ArrowColumns,
     column_id,
-    evolve,
+    plan_arrow_evolution,
     key_columns,
     parquet_type,
-    shaped,
+    shape_rows,
 )
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.tables.alter import add_column, drop_column, modify_column
@@ -28,13 +28,13 @@ RICH = Dialect(stored_type, widens=promotes, renames=True)
 TABLE = define_table("items", [("id", "bigint primary key"), ("small", "tinyint"), ("name", "varchar(9)")])
 
 
-def columns(table: TableInfo, dialect: Dialect = PLAIN, chosen: list[str] | None = None) -> TargetColumns:
-    return TargetColumns(choose_columns(table, chosen), key_names(table), table, dialect)
+def columns(table: TableInfo, dialect: Dialect = PLAIN, chosen: list[str] | None = None) -> ArrowColumns:
+    return ArrowColumns(choose_columns(table, chosen), key_names(table), table, dialect)
 
 
-def evolution(after: TableInfo, dialect: Dialect = PLAIN, before: TableInfo = TABLE) -> LakeEvolution:
+def evolution(after: TableInfo, dialect: Dialect = PLAIN, before: TableInfo = TABLE) -> ArrowEvolution:
     there = columns(before, dialect)
-    return evolve(there.schema, there.last_id, columns(after, dialect))
+    return plan_arrow_evolution(there.schema, there.last_id, columns(after, dialect))
 
 
 def renamed(table: TableInfo, old: str, new: str) -> TableInfo:
@@ -43,14 +43,14 @@ def renamed(table: TableInfo, old: str, new: str) -> TableInfo:
     )
 
 
-def same(how: LakeEvolution, dialect: Dialect = PLAIN) -> bool:
+def same(how: ArrowEvolution, dialect: Dialect = PLAIN) -> bool:
     return bool(how.schema.equals(columns(TABLE, dialect).schema, check_metadata=True))
 
 
-def carried(how: LakeEvolution) -> dict[str, object]:
+def carried(how: ArrowEvolution) -> dict[str, object]:
     kinds = columns(TABLE).schema if how.schema.field("id").type == pa.int64() else how.schema
     rows = pa.RecordBatch.from_pylist([{"id": 1, "small": 2, "name": "x"}], kinds)
-    found: dict[str, object] = how.carried(rows).to_pylist()[0]
+    found: dict[str, object] = how.convert(rows).to_pylist()[0]
     return found
 
 
@@ -82,7 +82,7 @@ def test_a_dropped_column_stays_and_is_null_in_rows_that_come() -> None:
     assert same(how)
     assert not how.rewrites
     coming = pa.RecordBatch.from_pylist([{"id": 5, "name": "new"}], choose_columns(after, None))
-    assert shaped(coming, how.schema).to_pylist() == [{"id": 5, "small": None, "name": "new"}]
+    assert shape_rows(coming, how.schema).to_pylist() == [{"id": 5, "small": None, "name": "new"}]
 
 
 def test_a_column_of_a_dropped_ones_name_begins_anew() -> None:
@@ -143,7 +143,7 @@ def test_another_key_is_refused() -> None:
 def test_a_column_that_was_there_but_not_chosen_is_refused() -> None:
     there = columns(TABLE, chosen=["name"])
     with pytest.raises(SchemaRefused, match="column small was not copied before"):
-        evolve(there.schema, there.last_id, columns(TABLE))
+        plan_arrow_evolution(there.schema, there.last_id, columns(TABLE))
 
 
 def test_times_are_microseconds_and_keys_are_known_by_their_places() -> None:
@@ -153,12 +153,12 @@ def test_times_are_microseconds_and_keys_are_known_by_their_places() -> None:
     assert [column_id(each) for each in wanted.schema] == [2, 1, 3]
     row = {"t": timedelta(hours=-2), "a": 1, "v": 3}
     rows = pa.RecordBatch.from_pylist([row], choose_columns(table, None))
-    assert shaped(rows, wanted.schema).to_pylist() == [{"t": -7_200_000_000, "a": 1, "v": 3}]
+    assert shape_rows(rows, wanted.schema).to_pylist() == [{"t": -7_200_000_000, "a": 1, "v": 3}]
 
 
 def test_columns_of_others_stay() -> None:
     there = columns(TABLE)
     theirs = pa.field("theirs", pa.string(), metadata={b"penstock.column": "-4"})
-    how = evolve(there.schema.append(theirs), there.last_id, columns(TABLE))
+    how = plan_arrow_evolution(there.schema.append(theirs), there.last_id, columns(TABLE))
     assert not how.rewrites
     assert how.schema.names == ["id", "small", "name", "theirs"]

@@ -211,7 +211,10 @@ class _Aged(ObjectStorage):
 
     def list_objects(self, folder: str) -> list[StoredObject]:
         now_ms = SYSTEM.wall_ms()
-        return [StoredObject(each.path, each.size_bytes, now_ms - self.age_ms) for each in super().list_objects(folder)]
+        return [
+            StoredObject(each.path, each.size_bytes, now_ms - self.age_ms)
+            for each in super().list_objects(folder)
+        ]
 
 
 @pytest.fixture

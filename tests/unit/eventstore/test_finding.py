@@ -175,7 +175,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_close(shop: Shop) -> Non
     with pytest.raises(Invalid) as caught:
         shop.find("shop.itemz")
     assert str(caught.value) == f"there is no table shop.itemz on {shop.ref.url}; there is Shop.items"
-    with pytest.raises(Invalid, match="list_tables names those that are") as caught:
+    with pytest.raises(Invalid, match="list_tables names the tables that exist") as caught:
         shop.find("bank.accounts")
     assert "\n" not in str(caught.value)
     for name in ("items", ".items", "shop.", ""):

@@ -67,7 +67,7 @@ def append(wal: Wal, table_id: int, ts: int) -> None:
 
 def cover(folder: Path) -> tuple[int, int]:
     """What a log says of table 1 when it is opened."""
-    wal = Wal(folder, segment_bytes=300, queue_bytes=1 << 20, failed=print)
+    wal = Wal(folder, segment_bytes=300, queue_bytes=1 << 20, on_failure=print)
     wal.start(lambda frame, place: wal.keep(place, frame.table_id, 100))
     found = wal.cover(1)
     wal.close()
@@ -90,7 +90,7 @@ def test_the_disk_says_what_is_cut_off_before_it_goes(
 
     with monkeypatch.context() as patched:
         patched.setattr(Wal, "_remove", copied)
-        wal = Wal(tmp_path / "wal", segment_bytes=300, queue_bytes=1 << 20, failed=print)
+        wal = Wal(tmp_path / "wal", segment_bytes=300, queue_bytes=1 << 20, on_failure=print)
         wal.start(lambda frame, place: None)
         wal.begin(1, 1)
         for ts in range(2, 8):
@@ -111,13 +111,13 @@ def test_the_disk_says_what_is_cut_off_before_it_goes(
 
 
 def test_a_log_says_where_it_begins_before_it_says_how_far_it_is(tmp_path: Path) -> None:
-    wal = Wal(tmp_path, segment_bytes=1 << 20, queue_bytes=1 << 20, failed=print)
+    wal = Wal(tmp_path, segment_bytes=1 << 20, queue_bytes=1 << 20, on_failure=print)
     wal.start(lambda frame, place: None)
     wal.begin(1, 50)
     wal.mark_resolved(1, 60)
     wal.close()
     assert cover(tmp_path) == (50, 60)
-    wal = Wal(tmp_path, segment_bytes=1 << 20, queue_bytes=1 << 20, failed=print)
+    wal = Wal(tmp_path, segment_bytes=1 << 20, queue_bytes=1 << 20, on_failure=print)
     wal.start(lambda frame, place: None)
     wal.forget(1)
     wal.close()

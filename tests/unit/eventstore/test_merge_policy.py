@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.eventstore.manifest import Kind, ManifestState, ObjectInfo, Targets
+from penstock.eventstore.manifest import ManifestState, ObjectInfo, ObjectKind, Targets
 from penstock.eventstore.paths import Side
 from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 from support.campaign import examples
@@ -24,7 +24,7 @@ def an_object(
     rows: int = 1000,
     seq: int = 1,
     targets: Targets | None = (),
-    kind: Kind = "appendable",
+    kind: ObjectKind = "appendable",
     delete_ts: int = 0,
 ) -> ObjectInfo:
     return ObjectInfo(

@@ -142,7 +142,9 @@ def batches_of(*commits: list[int]) -> list[pa.RecordBatch]:
 
 def test_tombstone_objects_never_share_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.eventstore.objects.build.OBJECT_ROWS", 3)
-    cut = divide_tombstones(batches_of([1, 1, 2], [2, 2, 3], [], [3, 4], [5], [5], [5, 6]), within_commit=False)
+    cut = divide_tombstones(
+        batches_of([1, 1, 2], [2, 2, 3], [], [3, 4], [5], [5], [5, 6]), within_commit=False
+    )
     assert times(list(cut)) == [[1, 1, 2, 2, 2], [3, 3, 4], [5, 5, 5, 6]]
 
 

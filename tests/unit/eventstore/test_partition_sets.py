@@ -10,9 +10,9 @@ from penstock.eventstore.read.partition_sets import (
     AskedTable,
     Life,
     first_set,
-    merge_lives,
     life_at,
     lives_of,
+    merge_lives,
     partition_sets,
 )
 from penstock.eventstore.schema_version import SchemaVersion

@@ -118,5 +118,5 @@ def test_no_columns_still_count_the_rows() -> None:
 
 def test_a_value_that_is_none_of_the_later_type_is_corrupt() -> None:
     before, after = a_table("bigint"), a_table("tinyint")
-    with pytest.raises(Corrupt, match="column v is no int8"):
+    with pytest.raises(Corrupt, match="column v is not of type int8"):
         Projection(before, after, ["v"]).apply(pa.record_batch({"id": [1], "v": [1 << 40]}))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.eventstore.capture.tables import owner_of, matches_patterns
+from penstock.eventstore.capture.tables import matches_patterns, owner_of
 
 
 def test_everybody_agrees_and_all_get_a_share() -> None:

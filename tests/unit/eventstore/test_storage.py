@@ -56,7 +56,7 @@ def test_what_is_not_there_reads_as_none_and_deletes_in_silence(storage: ObjectS
     storage.write("x", b"1")
     storage.delete("x")
     assert storage.read("x") is None
-    with pytest.raises(Unavailable, match="object x is not at"):
+    with pytest.raises(Unavailable, match="object x does not exist at"):
         storage.open("x")
 
 

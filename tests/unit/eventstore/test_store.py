@@ -23,7 +23,7 @@ from penstock.settings import CaptureSettings
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from support.events import FixedSchemas, a_table, change, events, objects, read_object, replayed
+from support.events import FixedSchemas, a_table, change, events, objects, read_object, replay_objects
 from support.rawbatches import Change, raw
 
 TABLE = a_table()
@@ -232,7 +232,7 @@ def test_a_large_transaction_becomes_an_object_of_its_own(open_store: Open, stor
         ("appendable", NOW + 4),
         ("appendable", NOW + 6),
     ]
-    assert len(replayed(storage, 1, NOW + 9)) == 202
+    assert len(replay_objects(storage, 1, NOW + 9)) == 202
 
 
 def test_rows_beyond_memory_are_read_from_the_log(open_store: Open, storage: ObjectStorage) -> None:
@@ -242,7 +242,7 @@ def test_rows_beyond_memory_are_read_from_the_log(open_store: Open, storage: Obj
     table.advance_resolved_ts(NOW + 2)
     assert all(held.batch is None for held in table.list_held(0, NOW + 2))
     store.flush(1)
-    assert len(replayed(storage, 1, NOW + 2)) == 1
+    assert len(replay_objects(storage, 1, NOW + 2)) == 1
 
 
 def test_small_batches_count_by_what_they_really_take(open_store: Open) -> None:

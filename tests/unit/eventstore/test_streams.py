@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from penstock.errors import Corrupt, Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
-from penstock.eventstore.manifest import Archive, Kind, ManifestEntry, ManifestState, ObjectInfo, write_entry
+from penstock.eventstore.manifest import (
+    Archive,
+    ManifestEntry,
+    ManifestState,
+    ObjectInfo,
+    ObjectKind,
+    write_entry,
+)
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read import streams as readahead
 from penstock.eventstore.read.blocks import change_order
@@ -97,7 +104,7 @@ class World:
     objects: list[ObjectInfo] = field(default_factory=list)
 
     def add(
-        self, side: Side, kind: Kind, rows: list[Row], *, group_rows: int = 100, seq: int = 1
+        self, side: Side, kind: ObjectKind, rows: list[Row], *, group_rows: int = 100, seq: int = 1
     ) -> ObjectInfo:
         """Write an object with its rows as they come."""
         name = f"{len(self.objects):032x}"
@@ -171,7 +178,7 @@ def _cases(draw: st.DrawFn) -> Case:
     flushed = [row for row in rows if row[0] <= flushed_ts]
     direct = [run for run in _runs(flushed) if draw(st.booleans())]
     appendable = [row for row in flushed if not any(row in run for run in direct)]
-    pieces: list[tuple[Kind, list[Row]]] = [("appendable", piece) for piece in _cuts(draw, appendable)]
+    pieces: list[tuple[ObjectKind, list[Row]]] = [("appendable", piece) for piece in _cuts(draw, appendable)]
     pieces += [("direct", piece) for run in direct for piece in _cuts(draw, run)]
     for kind, piece in draw(st.permutations(pieces)):
         stored = draw(st.permutations(piece)) if side == "tombstone" else piece
@@ -228,7 +235,7 @@ def test_a_stream_gives_what_is_before_a_place_and_no_more(case: Case, data: st.
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("kind", ["appendable", "direct"])
-def test_a_range_begins_after_its_from_and_ends_with_its_to(side: Side, kind: Kind) -> None:
+def test_a_range_begins_after_its_from_and_ends_with_its_to(side: Side, kind: ObjectKind) -> None:
     world = World()
     rows = [(BASE + at, 1, 9 - at) for at in range(5)]
     world.add(side, kind, rows)

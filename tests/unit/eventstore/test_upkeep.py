@@ -13,8 +13,8 @@ from penstock.clock import SYSTEM
 from penstock.errors import Corrupt, Fenced, Unavailable
 from penstock.eventstore.manifest_log import Ownership
 from penstock.eventstore.upkeep import merge_policy, upkeep
-from penstock.eventstore.upkeep import upkeep as duties
 from penstock.eventstore.upkeep.upkeep import TableUpkeep, UpkeepPolicy, UpkeepTask
+from penstock.retry import BackoffPolicy
 from support.itemtables import item, item_table
 from support.tableworld import TableWorld
 
@@ -81,7 +81,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorl
     """A table that is looked after all the time, by the machine's own clock."""
     monkeypatch.setattr(merge_policy, "_FANOUT", 2)
     monkeypatch.setattr(upkeep, "_TICK_S", 0.01)
-    monkeypatch.setattr(duties, "_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(upkeep, "_BACKOFF", BackoffPolicy(base_s=0.01, cap_s=300.0))
     monkeypatch.setattr("support.tableworld.CountingClock.monotonic", lambda _: SYSTEM.monotonic())
     often = {"merge_interval_s": 0.01, "collect_interval_s": 0.02, "history_ttl_s": 0}
     url = f"memory:///upkeep-{next(NTH)}"

@@ -33,7 +33,7 @@ def open_wal(tmp_path: Path) -> Iterator[Open]:
         given: dict[str, object] = {
             "segment_bytes": 1 << 20,
             "queue_bytes": 1 << 20,
-            "failed": failures.append,
+            "on_failure": failures.append,
         }
         wal = Wal(tmp_path, **(given | options))
         opened.append(wal)
@@ -340,7 +340,7 @@ def test_a_failed_sync_acknowledges_nothing_and_fails_the_log_for_good(open_wal:
         failures.append(error)
         failed.set()
 
-    wal, _ = open_wal(sync=sync, failed=on_failure)
+    wal, _ = open_wal(sync=sync, on_failure=on_failure)
     append(wal, 1, 1)
     broken.set()
     acknowledged: list[LogLocation] = []
@@ -384,7 +384,7 @@ def test_a_full_queue_holds_the_writer_back_until_the_disk_is_done(open_wal: Ope
 
 def test_one_data_folder_serves_one_process(tmp_path: Path, open_wal: Open) -> None:
     open_wal()
-    other = Wal(tmp_path, segment_bytes=1, queue_bytes=1, failed=lambda _: None)
+    other = Wal(tmp_path, segment_bytes=1, queue_bytes=1, on_failure=lambda _: None)
     with pytest.raises(Invalid, match="another process"):
         other.start(lambda frame, place: None)
     other.close()

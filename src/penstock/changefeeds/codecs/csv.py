@@ -1,8 +1,8 @@
 """csv: a line for each change, first the kind of change, then the columns. Encoder and decoder.
 
 The encoder writes the bytes that TiCDC writes. The decoder finds out from the file which optional cells it
-has (commit-ts, is-update) and whether it has a header; it only needs the dialect. Arrow parses plain dialects;
-a parser of our own reads the others: no quotes, delimiters of several characters, odd line ends.
+has (commit-ts, is-update) and whether it has a header; it only needs the dialect. Arrow parses plain
+dialects; a parser of our own reads the others: no quotes, delimiters of several characters, odd line ends.
 """
 
 import codecs
@@ -31,8 +31,8 @@ from penstock.changefeeds.codecs.text_cells import (
     Readable,
     TextForm,
     base64_bytes,
-    read_blocks,
     from_text,
+    read_blocks,
 )
 from penstock.columnar.text_lines import (
     Lines,
@@ -140,12 +140,12 @@ class CsvLines:
 
 
 def _protection(quote: str, delimiter: str) -> Substitution:
-    """Return how texts are escaped: quotes are doubled, or without quotes a backslash escapes cell and line ends."""
+    """Return how texts are escaped: quotes are doubled; without quotes a backslash escapes cell ends."""
     if quote:
         return Substitution({quote.encode(): quote.encode() * 2})
     escaped = {b"\r": b"\\r", b"\n": b"\\n", b"\\": b"\\\\"}
     if any(delimiter.startswith(delimiter[at:]) for at in range(1, len(delimiter))):
-        # After a cell that ends with "|", the delimiter "||" would be found one place too early: escape each "|".
+        # After a cell that ends with "|", "||" would be found one place too early: escape each "|".
         escaped[delimiter[0].encode()] = b"\\" + delimiter[0].encode()
     escaped[delimiter.encode()] = "".join(f"\\{char}" for char in delimiter).encode()
     return Substitution(escaped)
@@ -330,7 +330,7 @@ class _Cells:
         delimiter, line_end, quote = map(re.escape, (dialect.delimiter, terminator, dialect.quote))
         ends = f"(?P<end>{delimiter}|{line_end})"
         first = re.escape(dialect.delimiter[0] + terminator[0])
-        # The repetitions are possessive: a cell that the end of the text cuts off must not match as a shorter one.
+        # Repetitions are possessive: a cell that the text's end cuts off must not match as a shorter one.
         if quote:
             bare = rf"(?P<bare>(?!{quote})(?:[^{first}]++|(?!{delimiter}|{line_end})[{first}])*+)"
             cell = rf"(?:{quote}(?P<quoted>(?:[^{quote}]++|{quote}{quote})*+){quote}|{bare})"
@@ -340,7 +340,7 @@ class _Cells:
         self._line_end = terminator
 
     def read(self, text: str, at: int) -> tuple[str | None, int, bool] | None:
-        """Return the cell at a place, the place after it, and whether it ends its line; None: text is missing."""
+        """Return the cell at a place, the place after it, and if it ends a line; None when it is cut off."""
         found = self._whole.match(text, at)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Changes of one version of a table that several dispatchers wrote, in the order of their commits. Pure."""
+"""Merges the changes of one version of a table, which several dispatchers wrote, by commit. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _COMMIT_ROWS_MAX = 200_000
 
 @dataclass(frozen=True, slots=True)
 class FileRun:
-    """Changes that follow each other in one stretch; when they are delivered, it has come to `mark`."""
+    """A run of changes of one file sequence, which is at `mark` when they are delivered."""
 
     changes: DecodedChanges | None  # None: only the mark moves
     index_path: str
@@ -23,22 +23,23 @@ class FileRun:
 
 @dataclass(frozen=True, slots=True)
 class MergedBatch:
-    """Changes to deliver, and where stretches are then."""
+    """Changes to deliver, and the marks of file sequences after that."""
 
     changes: DecodedChanges | None
     marks: tuple[tuple[str, FilePosition], ...]
 
 
 def merge_streams(streams: Sequence[Iterator[FileRun]]) -> Iterator[MergedBatch]:
-    """All changes of streams of which each is in the order of its commits, in the order of all commits.
+    """Yield the changes of all streams in the order of commits; each stream is in that order already.
 
-    The deletes of a commit come first, so that a key that goes from one row to another is free when it is
-    taken. Where commits are not known the streams follow each other: right as long as no key wanders between
-    dispatchers. Holds one piece of each stream, and more of one whose commit goes on, up to a limit.
+    The deletes of a commit come first, so that a key that goes from one row to another is free when the other
+    row gets it. Where commits are not known, the streams follow each other, which is right as long as no key
+    moves between dispatchers. Holds one run of each stream, and more of a stream whose commit goes on, up to
+    a limit.
     """
     if len(streams) == 1:
-        for piece in streams[0]:
-            yield MergedBatch(piece.changes, ((piece.index_path, piece.mark),))
+        for run in streams[0]:
+            yield MergedBatch(run.changes, ((run.index_path, run.mark),))
         return
     heads = [_Head(stream) for stream in streams]
     while True:
@@ -66,7 +67,7 @@ def _in_order(parts: list[DecodedChanges]) -> DecodedChanges:
 
 
 class _Head:
-    """The first changes of a stream that were not taken yet, to the end of a commit."""
+    """The first changes of a stream that were not taken yet, up to the end of a commit."""
 
     def __init__(self, stream: Iterator[FileRun]) -> None:
         self._stream = stream
@@ -83,19 +84,19 @@ class _Head:
         return self.changes.last_ts
 
     def take_marks(self) -> list[tuple[str, FilePosition]]:
-        """The marks of pieces that were taken as a whole."""
+        """Return the marks of runs that were taken as a whole."""
         marks, self._marks = self._marks, []
         return marks
 
     def take_all(self) -> DecodedChanges:
-        """All that is at hand."""
+        """Take all changes that are at hand."""
         assert self.changes is not None, "nothing is left of the stream"
         taken = self.changes
         self._fill()
         return taken
 
     def take_upto(self, ts: int) -> DecodedChanges | None:
-        """Changes up to a commit; None when there are none."""
+        """Take the changes up to a commit; return None when there are none."""
         assert self.changes is not None, "nothing is left of the stream"
         count = self.changes.count_upto(ts)
         if count == len(self.changes):
@@ -105,7 +106,7 @@ class _Head:
         return taken if count else None
 
     def _fill(self) -> None:
-        """Have the next pieces at hand: as many as the last commit of the first one takes."""
+        """Read the next runs: as many as the last commit of the first one spans."""
         self._marks += self._marks_after
         self._marks_after = []
         held: list[DecodedChanges] = []
@@ -124,16 +125,16 @@ class _Head:
             self._marks_after = []
 
     def _look_ahead(self) -> None:
-        """Find the next piece that has changes; the marks of those without come before it."""
+        """Find the next run with changes; the marks of runs without changes come before it."""
         self._ahead = None
-        for piece in self._stream:
-            if piece.changes is not None and len(piece.changes):
-                self._ahead = piece
+        for run in self._stream:
+            if run.changes is not None and len(run.changes):
+                self._ahead = run
                 return
-            self._marks_after.append((piece.index_path, piece.mark))
+            self._marks_after.append((run.index_path, run.mark))
 
 
 def _goes_on(before: DecodedChanges, after: DecodedChanges) -> bool:
-    """Whether the last commit of some changes has more in those that follow."""
+    """Return whether the last commit of some changes goes on in those that follow."""
     first = after.commit_ts[0].as_py()
     return first is not None and bool(first == before.last_ts)

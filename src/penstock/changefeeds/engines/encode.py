@@ -1,17 +1,13 @@
-"""A part of a slice read, encoded, and cut into chunks: what executors do, in bounded memory.
+"""Reads a part of a slice, encodes it and cuts it into chunks, in bounded memory: what executors do.
 
-The rows of a part in the order in which they are written, with a bounded amount of them in memory.
+`PartRows` reads rows in the order in which they are written. Batches come by time. The rows of one time, a
+snapshot or a large commit, come in no order of handles, so they are held until they are complete. Where they
+are too many, they are read again, one range of handles at a time.
 
-Batches come by time. What is of one time, a snapshot or a large commit, comes in no order of handles, so it
-is held until it is complete. Where that is too much it is read again, a range of handles at a time.
-
-Where a stream of encoded rows is cut into chunks: by its rows alone, however they arrive. Pure.
-
-Chunks end between commits. A commit that is larger than `commit_bytes_max` may be cut after any of its rows,
-unless its rows belong together; so may a snapshot. A position is a commit and a handle, so the delete and the
-insert that one row's update became are never cut apart.
-
-Reading that is begun anew when rows have moved meanwhile.
+`ChunkCutter` decides where chunks end, by the rows alone, however they arrive. Chunks end between commits. A
+commit that is larger than `commit_bytes_max` may be cut after any of its rows, unless keys can move between
+its rows; so may a snapshot. A position is a commit and a handle, so the delete and the insert of one row's
+update are never cut apart.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +21,10 @@ from penstock.changefeeds.codecs.encoder import (
     EncodedRows,
     Encoder,
     encoder_of,
-    shown_columns,
+    output_columns,
 )
 from penstock.changefeeds.codecs.options import EncoderOptions
-from penstock.changefeeds.codecs.row_changes import Mask, Pairing, RowChanges, keys_move, taken
+from penstock.changefeeds.codecs.row_changes import Mask, Pairing, RowChanges, keys_move, take_cells
 from penstock.changefeeds.codecs.row_filter import RowFilter
 from penstock.changefeeds.engines.engine import Traced
 from penstock.changes import ChangeBatch, ChangesPartition, Hint
@@ -38,18 +34,78 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.follow.slices import Position, Slice
 
-__all__ = ["EncodedChunk", "encode_part", "tried_again"]
+__all__ = ["EncodedChunk", "encode_part", "retry_when_moved"]
 
 
 HELD_BYTES_MAX = 256 * 1024 * 1024
-_SAMPLED = 64  # one handle of so many is looked at to divide a commit
+_SAMPLE_EVERY = 64  # one handle of so many is sampled to divide a commit
+_PIECE_ROWS = 32 * 1024  # that are encoded at once
+_PIECE_BYTES = 64 * 1024 * 1024
+_TRACED_MAX = 64  # transactions that a chunk lists: descriptors take the driver's memory
+_AFTER = b"\0"  # appended to a handle: the lowest handle above it
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """A payload: the changes of a dispatcher after `start` up to `end`."""
+
+    start: Position
+    end: Position
+    rows: int
+    payload: bytes
+    traced: Traced = ()
+
+
+def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[EncodedChunk]:
+    """Yield the chunks of part `number` of a slice, in order; none when the filter leaves no row.
+
+    The same slice gives the same chunks. Together the chunks of all parts are the changes after `piece.start`
+    up to `piece.end`. Raises what reading changes raises (Unavailable, StaleRead, Corrupt), and Invalid for
+    options that do not fit the table.
+    """
+    part = piece.parts[number]
+    rows = RowFilter.of(piece.schema, options.where)
+    pairing = Pairing(
+        piece.schema.table,
+        [column.name for column in output_columns(piece.schema, options)],
+        _columns_to_read(piece.schema, options, rows),
+        None if rows is None else rows.keeps,
+    )
+    chunks = _ChunkBuilder(_Bounds(piece, part), encoder_of(piece.schema, options), options)
+    for changes, whole in PartRows(part, pairing, piece.start).changes():
+        yield from chunks.add(changes, whole=whole)
+    yield from chunks.end()
+
+
+def retry_when_moved(work: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """Yield what `work` yields, which is the same each time; start it once more when it raises Unavailable.
+
+    A capture that gives up a table has moved its rows into objects. A reader that looked there before asks
+    the capture in vain; the second attempt finds the rows in the objects.
+    """
+    yielded = 0
+    try:
+        for item in work():
+            yield item
+            yielded += 1
+    except Unavailable:
+        yield from islice(work(), yielded, None)
+
+
+def _columns_to_read(schema: SchemaVersion, options: EncoderOptions, rows: RowFilter | None) -> list[str]:
+    """Return the columns of the table that are needed, in its order."""
+    written = {column.name for column in output_columns(schema, options)}
+    filtered = set() if rows is None else set(rows.columns)
+    return [column.name for column in schema.table.stored_columns if column.name in written | filtered]
 
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """Changes of a part that are after a position.
+    """The changes of a part that are after a position.
 
-    The changes of one commit are held together in memory, however many, where its keys can move between rows.
+    Where keys can move between rows, all changes of one commit are held together in memory, however many.
     """
 
     part: ChangesPartition
@@ -59,11 +115,11 @@ class PartRows:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether they are the rows that there are at one time."""
+        """Whether the part is a snapshot: the rows at one time."""
         return not self.part.from_ts
 
     def changes(self) -> Iterator[tuple[RowChanges, bool]]:
-        """Changes in order, and whether the last commit among them is complete. Raises what reading does."""
+        """Yield changes in order, and whether their last commit is complete. Raises as reading does."""
         with self.part.collect() as batches:
             waiting: list[ChangeBatch] = []
             held = 0
@@ -71,27 +127,27 @@ class PartRows:
                 waiting.append(batch)
                 held += batch.data.nbytes + batch.tombstones.nbytes
                 if batch.hint is Hint.TAIL_DONE:
-                    yield self._paired(waiting), True
-                elif held > self.held_bytes_max and self._divides:
-                    yield from self._divided(waiting, batches)
+                    yield self._pair(waiting), True
+                elif held > self.held_bytes_max and self._divisible:
+                    yield from self._divide(waiting, batches)
                 else:
                     continue
                 waiting, held = [], 0
             if waiting:
-                yield self._paired(waiting), True
+                yield self._pair(waiting), True
 
-    def _paired(self, batches: list[ChangeBatch]) -> RowChanges:
+    def _pair(self, batches: list[ChangeBatch]) -> RowChanges:
         return self.pairing.of(batches, self.after, snapshot_ts=self.part.to_ts if self.is_snapshot else 0)
 
     @property
-    def _divides(self) -> bool:
+    def _divisible(self) -> bool:
         return self.is_snapshot or not keys_move(self.pairing.table)
 
-    def _divided(
+    def _divide(
         self, begun: list[ChangeBatch], rest: Iterable[ChangeBatch]
     ) -> Iterator[tuple[RowChanges, bool]]:
-        """What belongs together with batches that are too many, read again by ranges of handles."""
-        sample = _Sample()
+        """Read a snapshot or commit whose batches are too many again, one range of handles at a time."""
+        sample = _HandleSample()
         for batch in chain(begun, rest):
             sample.add(batch)
             if batch.hint is Hint.TAIL_DONE:
@@ -101,15 +157,15 @@ class PartRows:
         if not self.is_snapshot:
             whole = replace(whole, from_ts=sample.ts - 1, to_ts=sample.ts)
         bounds = [b"", *sample.cuts(self.held_bytes_max // 2), b""]
-        for number, (low, high) in enumerate(pairwise(bounds), 2):
+        for number, (low, high) in enumerate(pairwise(bounds), 2):  # the last range has number len(bounds)
             part = whole.within(low, high)
             if part is not None:
                 with part.collect() as batches:
-                    yield self._paired(list(batches)), number == len(bounds)
+                    yield self._pair(list(batches)), number == len(bounds)
 
 
-class _Sample:
-    """How much there is of one time, and some of its handles."""
+class _HandleSample:
+    """How many bytes one time has, and a sample of its handles."""
 
     def __init__(self) -> None:
         self.ts = 0
@@ -121,11 +177,11 @@ class _Sample:
             if side.num_rows:
                 self.ts = int(side.column(COMMIT_TS)[0].as_py())
                 self._nbytes += side.nbytes
-                places = np.arange(0, side.num_rows, _SAMPLED)
-                self._handles += taken(side.column(HANDLE), places).to_pylist()
+                places = np.arange(0, side.num_rows, _SAMPLE_EVERY)
+                self._handles += take_cells(side.column(HANDLE), places).to_pylist()
 
     def cuts(self, nbytes: int) -> list[bytes]:
-        """Handles that divide it into about so many bytes each."""
+        """Return handles that divide it into ranges of about so many bytes each."""
         count = -(-self._nbytes // max(1, nbytes))
         handles = sorted(self._handles)
         chosen = (handles[len(handles) * number // count] for number in range(1, count))
@@ -133,18 +189,18 @@ class _Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """Of some rows: their bytes, their commits, and whether a row and the next one must not be parted."""
+class RowSizes:
+    """The bytes and commits of rows, and whether a row and the next one must not be cut apart."""
 
     nbytes: Ints
     commits: Ints
     followed: Mask
 
 
-class Chunking:
-    """Rows come in, and how many of those that wait make the next chunk comes out.
+class ChunkCutter:
+    """Takes the sizes of rows and returns how many of the waiting rows make the next chunk.
 
-    A chunk ends at the first place behind `chunk_bytes` where it may.
+    A chunk ends at the first allowed place at or after `chunk_bytes`.
     """
 
     def __init__(
@@ -158,8 +214,8 @@ class Chunking:
         self._commits = np.empty(0, np.int64)
         self._followed = np.empty(0, np.bool_)
 
-    def add(self, sizes: Sizes, *, whole: bool) -> Iterator[int]:
-        """Rows of each chunk that is now complete; `whole`: the last commit has no more rows."""
+    def add(self, sizes: RowSizes, *, whole: bool) -> Iterator[int]:
+        """Yield the rows of each chunk that is now complete; `whole`: the last commit has no more rows."""
         self._nbytes = np.concatenate((self._nbytes, sizes.nbytes))
         self._commits = np.concatenate((self._commits, sizes.commits))
         self._followed = np.concatenate((self._followed, sizes.followed))
@@ -177,11 +233,11 @@ class Chunking:
         self._followed = self._followed[done:]
 
     def rest(self) -> int:
-        """How many rows wait still."""
+        """Return how many rows still wait."""
         return len(self._nbytes)
 
     def _places(self, ends: Ints, *, whole: bool) -> Ints:
-        """The rows behind which a chunk may end."""
+        """Return the rows after which a chunk may end."""
         if self._anywhere or not len(ends):
             return np.arange(len(ends))
         last = np.append(self._commits[1:] != self._commits[:-1], True)
@@ -194,64 +250,19 @@ class Chunking:
         return np.flatnonzero(allowed & ~self._followed)
 
 
-_PIECE_ROWS = 32 * 1024  # that are encoded at once
-_PIECE_BYTES = 64 * 1024 * 1024
-_TRACED_MAX = 64  # transactions that a chunk tells of: descriptors are the driver's memory
-_AFTER = b"\0"  # behind a handle: the lowest handle above it
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedChunk:
-    """A payload: the changes after `start` up to `end` of a dispatcher."""
-
-    start: Position
-    end: Position
-    rows: int
-    payload: bytes
-    traced: Traced = ()
-
-
-def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[EncodedChunk]:
-    """The chunks of part `number` of a slice, in order; none when the filter leaves no row.
-
-    The same slice gives the same chunks. Together the chunks of all parts are the changes after `piece.start`
-    up to `piece.end`. Raises what reading changes raises (Unavailable, StaleRead, Corrupt), and Invalid for
-    options that do not fit the table.
-    """
-    part = piece.parts[number]
-    rows = RowFilter.of(piece.schema, options.where)
-    pairing = Pairing(
-        piece.schema.table,
-        [column.name for column in shown_columns(piece.schema, options)],
-        _reads(piece.schema, options, rows),
-        None if rows is None else rows.keeps,
-    )
-    chunks = _Chunks(_Bounds(piece, part), encoder_of(piece.schema, options), options)
-    for changes, whole in PartRows(part, pairing, piece.start).changes():
-        yield from chunks.add(changes, whole=whole)
-    yield from chunks.end()
-
-
-def _reads(schema: SchemaVersion, options: EncoderOptions, rows: RowFilter | None) -> list[str]:
-    """The columns of the table that are needed, in its order."""
-    shown = {column.name for column in shown_columns(schema, options)}
-    looked_at = set() if rows is None else set(rows.columns)
-    return [column.name for column in schema.table.stored_columns if column.name in shown | looked_at]
-
-
 @dataclass(frozen=True, slots=True)
 class _Bounds:
     """Where a part begins and ends in the order of its dispatcher's changes.
 
-    A part whose handles are bounded more tightly than its dispatcher's has rows of one timestamp only, of
-    which other parts have the rest.
+    A part with narrower handle bounds than its dispatcher has rows of one timestamp only; other parts have
+    the rest of that timestamp.
     """
 
     piece: Slice
     part: ChangesPartition
 
     def begin(self, first_ts: int) -> Position:
-        """The place before its rows, of which the first is of `first_ts`."""
+        """Return the position before its rows; `first_ts` is the commit of the first."""
         low, own = self.part.handle_from, self.piece.dispatcher.handle_from
         if self.is_snapshot:
             begin = Position(self.part.to_ts, low)
@@ -262,78 +273,79 @@ class _Bounds:
         return max(begin, self.piece.start)
 
     def end(self, last_ts: int) -> Position:
-        """The place behind its rows, of which the last is of `last_ts`."""
+        """Return the position after its rows; `last_ts` is the commit of the last."""
         if self.part is self.piece.parts[-1]:
             return self.piece.end
         return Position(last_ts, self.part.handle_to) if self.is_cut else Position(self.part.to_ts)
 
     @property
     def is_cut(self) -> bool:
-        """Whether other parts have rows of the same commit behind it."""
+        """Whether other parts have the rows of the same commit that follow."""
         high, own = self.part.handle_to, self.piece.dispatcher.handle_to
         return bool(high) and (not own or high < own)
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether its rows are those that there are at one time."""
+        """Whether the part is a snapshot: the rows at one time."""
         return not self.part.from_ts
 
 
-class _Chunks:
-    """Encodes changes as they come and gives chunks; the last is held back, because it ends with its part."""
+class _ChunkBuilder:
+    """Encodes changes as they come. It yields a chunk when the next is made: the last ends with its part."""
 
     def __init__(self, bounds: _Bounds, encoder: Encoder, options: EncoderOptions) -> None:
         self._bounds = bounds
         self._encoder = encoder
         self._sampling = None if bounds.is_snapshot else options.traced
-        self._cuts = Chunking(
+        self._cuts = ChunkCutter(
             options.chunk_bytes,
             options.commit_bytes_max,
             anywhere=bounds.is_snapshot,
             never_inside=keys_move(bounds.piece.schema.table),
         )
-        self._waiting: list[_Waiting] = []
-        self._made: EncodedChunk | None = None
+        self._waiting: list[_UncutRows] = []
+        self._last_chunk: EncodedChunk | None = None
         self._last_ts = 0
 
     def add(self, changes: RowChanges, *, whole: bool) -> Iterator[EncodedChunk]:
-        """Changes that follow; `whole`: their last commit is complete."""
+        """Encode the next changes and yield full chunks; `whole`: their last commit is complete."""
         done, followed = 0, changes.followed
-        for each in changes.pieces(_PIECE_ROWS, _PIECE_BYTES):
-            behind = followed[done : done + len(each)]
-            done += len(each)
+        for piece in changes.pieces(_PIECE_ROWS, _PIECE_BYTES):
+            piece_followed = followed[done : done + len(piece)]
+            done += len(piece)
             complete = whole and done == len(changes)
-            block = self._encoder.encode(each)
-            self._waiting.append(_Waiting(block, each, complete))
-            sizes = Sizes(block.nbytes, each.commit_ts, behind)
+            block = self._encoder.encode(piece)
+            self._waiting.append(_UncutRows(block, piece, complete))
+            sizes = RowSizes(block.nbytes, piece.commit_ts, piece_followed)
             for rows in self._cuts.add(sizes, whole=complete):
-                yield from self._chunk(rows)
+                yield from self._make_chunk(rows)
 
     def end(self) -> Iterator[EncodedChunk]:
-        """What is left."""
+        """Yield the last chunks."""
         if self._cuts.rest():
-            yield from self._chunk(self._cuts.rest())
-        if self._made is not None:
-            yield replace(self._made, end=self._bounds.end(self._last_ts))
+            yield from self._make_chunk(self._cuts.rest())
+        if self._last_chunk is not None:
+            yield replace(self._last_chunk, end=self._bounds.end(self._last_ts))
 
-    def _chunk(self, rows: int) -> Iterator[EncodedChunk]:
-        """Make a chunk of the first `rows` that wait; give the one before."""
+    def _make_chunk(self, rows: int) -> Iterator[EncodedChunk]:
+        """Make a chunk of the first `rows` that wait; yield the one before."""
         first_ts = int(self._waiting[0].changes.commit_ts[0])
-        start = self._bounds.begin(first_ts) if self._made is None else self._made.end
+        start = self._bounds.begin(first_ts) if self._last_chunk is None else self._last_chunk.end
         taken = self._take(rows)
-        if self._made is not None:
-            yield self._made
-        payload = self._encoder.payload([each.block for each in taken])
-        self._made = EncodedChunk(start, self._behind(taken[-1]), rows, payload, self._traced(taken))
+        if self._last_chunk is not None:
+            yield self._last_chunk
+        payload = self._encoder.payload([uncut.block for uncut in taken])
+        end, traced = self._end_of(taken[-1]), self._pick_traced(taken)
+        self._last_chunk = EncodedChunk(start, end, rows, payload, traced)
 
-    def _traced(self, taken: list["_Waiting"]) -> Traced:
+    def _pick_traced(self, taken: list["_UncutRows"]) -> Traced:
         if self._sampling is None:
             return ()
-        picked = self._sampling.pick(np.concatenate([each.changes.commit_ts for each in taken]))
-        return self._sampling.within(picked, _TRACED_MAX).pairs()
+        picked = self._sampling.pick(np.concatenate([uncut.changes.commit_ts for uncut in taken]))
+        return self._sampling.limit(picked, _TRACED_MAX).pairs()
 
-    def _take(self, rows: int) -> list["_Waiting"]:
-        taken: list[_Waiting] = []
+    def _take(self, rows: int) -> list["_UncutRows"]:
+        taken: list[_UncutRows] = []
         while rows:
             first = self._waiting[0]
             count = min(rows, len(first.changes))
@@ -343,8 +355,8 @@ class _Chunks:
             rows -= count
         return taken
 
-    def _behind(self, last: "_Waiting") -> Position:
-        """The place behind some changes, before those that still wait."""
+    def _end_of(self, last: "_UncutRows") -> Position:
+        """Return the position after these changes, before those that still wait."""
         self._last_ts = int(last.changes.commit_ts[-1])
         complete = last.complete
         if self._waiting:
@@ -355,29 +367,12 @@ class _Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _UncutRows:
     """Encoded changes that are in no chunk yet; `complete`: their last commit has no more rows."""
 
     block: EncodedRows
     changes: RowChanges
     complete: bool
 
-    def slice(self, start: int, stop: int) -> "_Waiting":
-        return _Waiting(self.block.slice(start, stop), self.changes.slice(start, stop), self.complete)
-
-
-T = TypeVar("T")
-
-
-def tried_again(work: Callable[[], Iterator[T]]) -> Iterator[T]:
-    """What `work` gives, which is the same each time; once it is begun anew when something is not available.
-
-    A capture that gives a table up has put its rows into objects; who looked there before asks it in vain.
-    """
-    given = 0
-    try:
-        for each in work():
-            yield each
-            given += 1
-    except Unavailable:
-        yield from islice(work(), given, None)
+    def slice(self, start: int, stop: int) -> "_UncutRows":
+        return _UncutRows(self.block.slice(start, stop), self.changes.slice(start, stop), self.complete)

@@ -1,7 +1,4 @@
-"""The consumer: rows, the target's mark and the job's watermark in one transaction of the key-value store.
-
-Rows of Arrow into a table of the key-value store, within a transaction.
-"""
+"""The consumer: rows, the target's mark and the job's watermark in one transaction of the key-value store."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +21,14 @@ from penstock.consumers.options import ConsumerOptions
 from penstock.consumers.schema_evolution import REBUILD, TargetColumn
 from penstock.errors import Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, iter_batches, read_net_changes
+from penstock.jobs.consumer import (
+    Consumer,
+    DataRetriever,
+    DataType,
+    JobContext,
+    iter_batches,
+    read_net_changes,
+)
 from penstock.jobs.log.job_rows import DATABASE
 from penstock.kv import Client, Transaction
 from penstock.kv.cluster_ref import ClusterRef
@@ -38,109 +42,25 @@ from penstock.tables.records import check_datum, handle_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.schema_snapshot import split_name
 
-PAGE_ROWS = 4096
-_PAGE_BYTES = 4 << 20
-
-
-class TargetRows:
-    """The rows of one table as of the schema that it has now.
-
-    Rows of a table without further indexes are written without being read; others through `Table`.
-    """
-
-    def __init__(self, catalog: Catalog, name: str) -> None:
-        self._rows: Table = catalog.table(name)
-        self.info: TableInfo = self._rows.info
-        self._plain = self.info.handle_kind is not HandleKind.ROWID and not list(written_indexes(self.info))
-
-    def begin(self, txn: Transaction) -> None:
-        """Let a transaction commit only while the table is there; raise Invalid when it cannot be written."""
-        self._rows.upsert([], txn=txn)
-
-    def put(self, txn: Transaction, columns: Sequence[TargetColumn], rows: pa.Table | pa.RecordBatch) -> None:
-        """Write rows; those with the same key are replaced. What is gone at the source becomes NULL."""
-        for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
-            self._put(txn, self._whole(columns, batch))
-
-    def _whole(self, columns: Sequence[TargetColumn], batch: pa.RecordBatch) -> pa.RecordBatch:
-        given = [column.name for column in columns if not column.gone]
-        gone = [arrow_field(self.info.column(column.name)) for column in columns if column.gone]
-        values = [
-            *(batch.column(name) for name in given),
-            *(pa.nulls(batch.num_rows, each.type) for each in gone),
-        ]
-        return pa.RecordBatch.from_arrays(values, [*given, *(each.name for each in gone)])
-
-    def _put(self, txn: Transaction, batch: pa.RecordBatch) -> None:
-        if not self._plain:
-            self._rows.upsert(batch, txn=txn)
-        elif self.info.handle_kind is HandleKind.INT:
-            encoded = encode_batch(self.info, batch, start_ts=txn.start_ts)
-            for key, value in zip(encoded.keys, encoded.values, strict=True):
-                txn.put(key, value)
-        else:
-            for row in batch.to_pylist():
-                record = to_record(self.info, row, start_ts=txn.start_ts)
-                txn.put(record_key(self.info.id, handle_of(self.info, record)), value_of(self.info, record))
-
-    def delete(self, txn: Transaction, keys: pa.Table | pa.RecordBatch) -> None:
-        """Take rows out, given by the columns of their keys."""
-        rows = keys.to_pylist()
-        if not self._plain:
-            self._rows.delete(rows, txn=txn)
-            return
-        for row in rows:
-            record = {column.id: check_datum(column, row[column.name]) for column in self.info.primary_key}
-            txn.delete(record_key(self.info.id, handle_of(self.info, record)))
-
-    def pages(self, client: Client) -> Iterator[list[bytes] | pa.RecordBatch]:
-        """What there is now, for `remove`, some of it at a time."""
-        ts = client.timestamp()
-        if not self._plain:
-            keys = [column.name for column in self.info.primary_key]
-            yield from self._rows.scan(columns=keys, batch_rows=PAGE_ROWS, at_ts=ts)
-            return
-        for page in client.snapshot(ts).scan_pages(*record_range(self.info.id), key_only=True):
-            found = [key for key, _ in page]
-            yield from (found[start : start + PAGE_ROWS] for start in range(0, len(found), PAGE_ROWS))
-
-    def remove(self, txn: Transaction, page: list[bytes] | pa.RecordBatch) -> None:
-        """Take out what `pages` gave."""
-        if isinstance(page, pa.RecordBatch):
-            self._rows.delete(page.to_pylist(), txn=txn)
-            return
-        for key in page:
-            txn.delete(key)
-
-    def scan(self, columns: Sequence[str], at_ts: int) -> Iterator[pa.RecordBatch]:
-        """Rows as of a timestamp."""
-        return self._rows.scan(columns=columns, at_ts=at_ts)
-
-
-def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows in pieces, each of a size for one transaction."""
-    step = max(1, min(PAGE_ROWS, batch.num_rows * _PAGE_BYTES // max(1, batch.nbytes)))
-    return (batch.slice(start, step) for start in range(0, batch.num_rows, step))
-
-
 _lock = threading.Lock()
 _catalogs: dict[ClusterRef, tuple[Client, Catalog]] = {}
 
 
 class KvOptions(ConsumerOptions):
-    """Which table the target is."""
+    """The table that is the target."""
 
     table: str
     """The target, as database.table."""
     create: bool = True
-    """Whether the target is made, and changed as the source is. Else it is there, and all of its rows go."""
+    """Whether the job creates the target, and changes it as the source changes. If not, the table must exist,
+    and all of its rows are deleted."""
 
 
 class KvTable(Consumer):
     """Keeps a table of the key-value store equal to another one.
 
-    A tail is one transaction. A first sync is many: the rows that are there go first, and readers see the
-    target grow. The target is of the job's own account.
+    A tail is one transaction. A first sync is many: the existing rows are deleted first, and readers see the
+    target grow. The target belongs to the job's own account.
     """
 
     options_type = KvOptions
@@ -160,19 +80,19 @@ class KvTable(Consumer):
         self._seen_ts: int | None = None
 
     def committed_ts(self) -> int:
-        """See Consumer."""
-        mark, _ = self._schema().seen()
-        self._compared = mark  # whoever asks where the target is compares it next
+        """Return the watermark of this job's mark, 0 if the target has none."""
+        mark, _ = self._schema().read_mark()
+        self._compared = mark  # a comparison begins with this call
         self._seen_ts = 0 if mark is None else mark.ts
         return self._seen_ts
 
     def check(self, schema: SchemaVersion) -> None:
-        """See Consumer."""
+        """Raise Invalid when the key-value store cannot have such a table."""
         columns = choose_columns(schema.table, self.job.info.columns)
         definition(self._table, target_columns(schema, columns, key_names(schema.table)))
 
     def consume(self, data: DataRetriever) -> None:
-        """See Consumer."""
+        """Apply all changes: a tail in one transaction with the watermark, a snapshot in many."""
         wanted = target_columns(data.schema, data.columns, data.keys)
         if data.data_type is DataType.SNAPSHOT:
             self._replace(data, wanted)
@@ -182,15 +102,17 @@ class KvTable(Consumer):
     def _follow(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
         net = read_net_changes(data, self.job.scratch)
         schema = self._schema()
-        mark, _ = schema.seen()
+        mark, _ = schema.read_mark()
         if mark is None or mark.ts != data.from_ts:
             raise Fenced(f"table {self._name} is not at {data.from_ts} any more")
-        columns = schema.evolve(mark, wanted, data.schema, lambda txn: self._marks.at(txn, data.from_ts))
+        columns = schema.evolve(
+            mark, wanted, data.schema, lambda txn: self._marks.check_at(txn, data.from_ts)
+        )
         rows = TargetRows(self._catalog, self._name)
         with self._catalog.begin() as txn:
-            mark = self._marks.at(txn, data.from_ts)
+            mark = self._marks.check_at(txn, data.from_ts)
             rows.begin(txn)
-            # First what goes: keys that differ in their last spaces may be one in a table that was there.
+            # Deletes come first: keys that differ in trailing spaces may be equal in an older table.
             rows.delete(txn, to_target(net.deletes.select(list(data.keys))))
             rows.put(txn, columns, to_target(net.upserts))
             self._finish(txn, mark, data, columns)
@@ -199,12 +121,12 @@ class KvTable(Consumer):
         schema = self._schema()
         mark = schema.claim(wanted, self._seen_ts)
         attempt = mark.attempt
-        columns = schema.evolve(mark, wanted, data.schema, lambda txn: self._marks.claimed(txn, attempt))
+        columns = schema.evolve(mark, wanted, data.schema, lambda txn: self._marks.check_claim(txn, attempt))
         rows = TargetRows(self._catalog, self._name)
 
         def write(work: Callable[[Transaction], None]) -> None:
             def claim_and_work(txn: Transaction) -> None:
-                self._marks.claimed(txn, attempt)
+                self._marks.check_claim(txn, attempt)
                 rows.begin(txn)
                 work(txn)
 
@@ -213,10 +135,10 @@ class KvTable(Consumer):
         for page in rows.pages(self._client):
             write(partial(rows.remove, page=page))
         for batch in iter_batches(data):
-            for piece in slices(batch.inserts):
-                write(partial(rows.put, columns=columns, rows=to_target(piece)))
+            for part in split_for_transactions(batch.inserts):
+                write(partial(rows.put, columns=columns, rows=to_target(part)))
         with self._catalog.begin() as txn:
-            self._finish(txn, self._marks.claimed(txn, attempt), data, columns)
+            self._finish(txn, self._marks.check_claim(txn, attempt), data, columns)
 
     def _finish(
         self, txn: Transaction, mark: KvWatermark, data: DataRetriever, columns: Sequence[TargetColumn]
@@ -226,29 +148,29 @@ class KvTable(Consumer):
         data.update_watermark(txn)
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See Comparable."""
+        """Return the rows in the columns of the target; raise Invalid when the job has other columns."""
         if self._compared is None:
-            self._compared, _ = self._schema().seen()
-        names = [] if self._compared is None else _names(self._compared.columns)
+            self._compared, _ = self._schema().read_mark()
+        names = [] if self._compared is None else _compared_names(self._compared.columns)
         given = to_target(rows)
         if set(names) != set(given.schema.names):
-            raise Invalid(f"table {self._name} has other columns than its job wants now; {REBUILD}")
+            raise Invalid(f"table {self._name} has other columns than its job selects now; {REBUILD}")
         return to_source(given.select(names))
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
-        """See Comparable."""
-        mark, ts = self._schema().seen()
+        """Yield the rows of the target at `at_ts`; raise Fenced when it is not there any more."""
+        mark, ts = self._schema().read_mark()
         if mark is None or mark.ts != at_ts:
             raise Fenced(f"table {self._name} is not at {at_ts} any more")
         self._compared = mark
-        for batch in TargetRows(self._catalog, self._name).scan(_names(mark.columns), ts):
+        for batch in TargetRows(self._catalog, self._name).scan(_compared_names(mark.columns), ts):
             yield to_source(batch)
 
     def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
-        """See Comparable."""
+        """Put rows in and delete keys in one transaction; raise Fenced when the target is not at `at_ts`."""
         rows = TargetRows(self._catalog, self._name)
         with self._catalog.begin() as txn:
-            mark = self._marks.at(txn, at_ts)
+            mark = self._marks.check_at(txn, at_ts)
             rows.begin(txn)
             rows.delete(txn, to_target(deletes))
             rows.put(txn, mark.columns, to_target(upserts))
@@ -265,7 +187,7 @@ class KvTable(Consumer):
 
     @property
     def _catalog(self) -> Catalog:
-        """One for each cluster: it remembers schemas."""
+        """The catalog of the cluster, which caches schemas; one for each cluster."""
         cluster, client = ClusterRef.of(self.job.settings), self._client
         with _lock:
             known = _catalogs.get(cluster)
@@ -274,7 +196,93 @@ class KvTable(Consumer):
             return known[1]
 
 
-def _names(columns: Sequence[TargetColumn]) -> list[str]:
-    """The columns that are compared, the key's first."""
-    there = [column for column in columns if not column.gone]
-    return [column.name for column in sorted(there, key=lambda column: not column.key)]
+def _compared_names(columns: Sequence[TargetColumn]) -> list[str]:
+    """Return the columns that are compared, the key's first."""
+    current = [column for column in columns if not column.gone]
+    return [column.name for column in sorted(current, key=lambda column: not column.key)]
+
+
+PAGE_ROWS = 4096
+_PAGE_BYTES = 4 << 20
+
+
+class TargetRows:
+    """The rows of one table, in the schema that it has now.
+
+    Rows of a table without further indexes are written without being read; others through `Table`.
+    """
+
+    def __init__(self, catalog: Catalog, name: str) -> None:
+        self._rows: Table = catalog.table(name)
+        self.info: TableInfo = self._rows.info
+        self._plain = self.info.handle_kind is not HandleKind.ROWID and not list(written_indexes(self.info))
+
+    def begin(self, txn: Transaction) -> None:
+        """Let a transaction commit only while the table exists; raise Invalid when it cannot be written."""
+        self._rows.upsert([], txn=txn)
+
+    def put(self, txn: Transaction, columns: Sequence[TargetColumn], rows: pa.Table | pa.RecordBatch) -> None:
+        """Write rows, and replace those with the same key. Columns gone at the source become NULL."""
+        for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+            self._put(txn, self._add_gone(columns, batch))
+
+    def _add_gone(self, columns: Sequence[TargetColumn], batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with NULLs in the columns that are gone at the source."""
+        given = [column.name for column in columns if not column.gone]
+        gone = [arrow_field(self.info.column(column.name)) for column in columns if column.gone]
+        values = [
+            *(batch.column(name) for name in given),
+            *(pa.nulls(batch.num_rows, field.type) for field in gone),
+        ]
+        return pa.RecordBatch.from_arrays(values, [*given, *(field.name for field in gone)])
+
+    def _put(self, txn: Transaction, batch: pa.RecordBatch) -> None:
+        if not self._plain:
+            self._rows.upsert(batch, txn=txn)
+        elif self.info.handle_kind is HandleKind.INT:
+            encoded = encode_batch(self.info, batch, start_ts=txn.start_ts)
+            for key, value in zip(encoded.keys, encoded.values, strict=True):
+                txn.put(key, value)
+        else:
+            for row in batch.to_pylist():
+                record = to_record(self.info, row, start_ts=txn.start_ts)
+                txn.put(record_key(self.info.id, handle_of(self.info, record)), value_of(self.info, record))
+
+    def delete(self, txn: Transaction, keys: pa.Table | pa.RecordBatch) -> None:
+        """Delete rows, given by the columns of their keys."""
+        rows = keys.to_pylist()
+        if not self._plain:
+            self._rows.delete(rows, txn=txn)
+            return
+        for row in rows:
+            record = {column.id: check_datum(column, row[column.name]) for column in self.info.primary_key}
+            txn.delete(record_key(self.info.id, handle_of(self.info, record)))
+
+    def pages(self, client: Client) -> Iterator[list[bytes] | pa.RecordBatch]:
+        """Yield the existing rows for `remove`, a page at a time."""
+        ts = client.timestamp()
+        if not self._plain:
+            keys = [column.name for column in self.info.primary_key]
+            yield from self._rows.scan(columns=keys, batch_rows=PAGE_ROWS, at_ts=ts)
+            return
+        for page in client.snapshot(ts).scan_pages(*record_range(self.info.id), key_only=True):
+            found = [key for key, _ in page]
+            yield from (found[start : start + PAGE_ROWS] for start in range(0, len(found), PAGE_ROWS))
+
+    def remove(self, txn: Transaction, page: list[bytes] | pa.RecordBatch) -> None:
+        """Delete a page of `pages`."""
+        if isinstance(page, pa.RecordBatch):
+            self._rows.delete(page.to_pylist(), txn=txn)
+            return
+        for key in page:
+            txn.delete(key)
+
+    def scan(self, columns: Sequence[str], at_ts: int) -> Iterator[pa.RecordBatch]:
+        """Return the rows as of a timestamp."""
+        return self._rows.scan(columns=columns, at_ts=at_ts)
+
+
+def split_for_transactions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Split rows into parts, each of a size for one transaction."""
+    step = max(1, min(PAGE_ROWS, batch.num_rows * _PAGE_BYTES // max(1, batch.nbytes)))
+    return (batch.slice(start, step) for start in range(0, batch.num_rows, step))

@@ -32,7 +32,13 @@ from penstock.consumers.lake.files import DataFile, FileWriter, WrittenFile, wit
 from penstock.consumers.lake.merge import merge, plan
 from penstock.consumers.lake.spark_writer import WriteTask, write_on_executors
 from penstock.consumers.lake.table import LakeTable, LakeWatermark, Overtaken, Version
-from penstock.consumers.schema_evolution import LakeEvolution, TargetColumns, evolve, key_columns, shaped
+from penstock.consumers.schema_evolution import (
+    ArrowColumns,
+    ArrowEvolution,
+    key_columns,
+    plan_arrow_evolution,
+    shape_rows,
+)
 from penstock.errors import Fenced, PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE, RESERVED
@@ -172,7 +178,7 @@ class LakeConsumer(Consumer):
     def check(self, schema: SchemaVersion) -> None:
         """See Consumer."""
         columns = choose_columns(schema.table, self.job.info.columns)
-        TargetColumns(columns, key_names(schema.table), schema.table, self.table.dialect)
+        ArrowColumns(columns, key_names(schema.table), schema.table, self.table.dialect)
 
     def committed_ts(self) -> int:
         """See Consumer."""
@@ -184,7 +190,7 @@ class LakeConsumer(Consumer):
         """See Consumer."""
         base = self._seen[0] if self._seen else self.table.look()
         self._seen = None
-        columns = TargetColumns(data.columns, data.keys, data.schema.table, self.table.dialect)
+        columns = ArrowColumns(data.columns, data.keys, data.schema.table, self.table.dialect)
         marks = LakeWatermark(
             owner=self.job.owner, job=str(self.job.id), watermark=data.to_ts, column_id=columns.last_id
         )
@@ -202,7 +208,7 @@ class LakeConsumer(Consumer):
         """See Comparable."""
         stored = self.table.dialect.stored
         kept = [each for each in rows.schema if each.name == HANDLE or each.name not in RESERVED]
-        return shaped(rows, pa.schema([pa.field(each.name, stored(each.type)) for each in kept]))
+        return shape_rows(rows, pa.schema([pa.field(each.name, stored(each.type)) for each in kept]))
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
         """See Comparable."""
@@ -213,13 +219,13 @@ class LakeConsumer(Consumer):
     def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """See Comparable."""
         version = self._mine(self.table.look(), at_ts)
-        as_it_is = LakeEvolution(version.schema, tuple(version.schema.names), rewrites=False)
+        as_it_is = ArrowEvolution(version.schema, tuple(version.schema.names), rewrites=False)
         self._change(version, as_it_is, upserts, deletes, version.marks, mends=True)
 
     # first copies
 
     def _replace(
-        self, base: Version | None, data: DataRetriever, columns: TargetColumns, marks: LakeWatermark
+        self, base: Version | None, data: DataRetriever, columns: ArrowColumns, marks: LakeWatermark
     ) -> None:
         if base is not None:
             self.job.check_takeover(base.marks.owner, base.marks.job, self.table.place)
@@ -234,10 +240,10 @@ class LakeConsumer(Consumer):
             attempt.commit(marks, ())
         self._maintain()
 
-    def _write_first(self, data: DataRetriever, columns: TargetColumns, writer: FileWriter) -> None:
+    def _write_first(self, data: DataRetriever, columns: ArrowColumns, writer: FileWriter) -> None:
         rows = read_net_changes(data, self.job.scratch).upserts
         for batch in OrderedRows(rows, _key_rows(rows, columns.schema)).take_rest():
-            writer.write([shaped(batch, columns.schema)])
+            writer.write([shape_rows(batch, columns.schema)])
         writer.cut()
 
     # tails
@@ -249,9 +255,9 @@ class LakeConsumer(Consumer):
         return base
 
     def _advance(
-        self, base: Version, data: DataRetriever, columns: TargetColumns, marks: LakeWatermark
+        self, base: Version, data: DataRetriever, columns: ArrowColumns, marks: LakeWatermark
     ) -> None:
-        evolution = evolve(base.schema, base.marks.column_id, columns)
+        evolution = plan_arrow_evolution(base.schema, base.marks.column_id, columns)
         changes = read_net_changes(data, self.job.scratch)
         self._change(base, evolution, changes.upserts, changes.deletes, marks)
         if base.crowded or _stretch(base.marks.watermark) != _stretch(marks.watermark):
@@ -260,7 +266,7 @@ class LakeConsumer(Consumer):
     def _change(
         self,
         base: Version,
-        evolution: LakeEvolution,
+        evolution: ArrowEvolution,
         upserts: pa.Table,
         deletes: pa.Table,
         marks: LakeWatermark,
@@ -279,8 +285,8 @@ class LakeConsumer(Consumer):
                 groups,
                 changed,
                 ordered,
-                read=lambda file: map(evolution.carried, self.table.read(base, file)),
-                arriving=lambda rows: shaped(rows, schema),
+                read=lambda file: map(evolution.convert, self.table.read(base, file)),
+                arriving=lambda rows: shape_rows(rows, schema),
                 writer=attempt.writer(),
                 keys=keys,
             )
@@ -303,7 +309,7 @@ class LakeConsumer(Consumer):
 def _key_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The key's columns of rows, as the copy has them."""
     keys = pa.schema([schema.field(name) for name in key_columns(schema)])
-    return pa.Table.from_batches([shaped(batch, keys) for batch in rows.to_batches()], keys)
+    return pa.Table.from_batches([shape_rows(batch, keys) for batch in rows.to_batches()], keys)
 
 
 def _stretch(ts: int) -> int:

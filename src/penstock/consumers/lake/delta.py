@@ -151,7 +151,7 @@ class DeltaCopy:
 
     def version_of(self, table: DeltaTable) -> Version:
         """What a table is; raise Invalid when it is none of ours, or not any more as it was made."""
-        schema = _numbered(pa.schema(table.schema().to_arrow()))
+        schema = _number_columns(pa.schema(table.schema().to_arrow()))
         watermark, last_id = (table.transaction_version(name) for name in (_WATERMARK, _COLUMN_ID))
         marked = [each for each in schema if _OWNER in each.metadata]
         if watermark is None or last_id is None or not marked:
@@ -336,7 +336,7 @@ def _needs_feature(table: DeltaTable, schema: pa.Schema) -> bool:
     return local and "timestampNtz" not in (table.protocol().reader_features or ())
 
 
-def _numbered(schema: pa.Schema) -> pa.Schema:
+def _number_columns(schema: pa.Schema) -> pa.Schema:
     """A table's columns; those that somebody else added have ids that no column of the source has."""
     return pa.schema(
         [

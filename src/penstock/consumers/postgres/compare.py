@@ -1,9 +1,8 @@
-"""Source and target in the same form, so that rows can be compared.
+"""Rows of source and target in the same form, so that they can be compared.
 
-Keys have the values of the source, but for the character U+0000, which the target cannot have. Other values
-are texts of one form: moments with microseconds in UTC, spans in microseconds, numbers with a floating point,
-bytes and vectors in hexadecimal digits, documents with their keys in order and their numbers without needless
-digits.
+Keys have the values of the source, except for the character U+0000, which the target cannot have. Other
+values are texts of one form: moments with microseconds in UTC, spans in microseconds, floating-point numbers,
+bytes and vectors in hexadecimal digits, documents with sorted keys and numbers without needless digits.
 """
 
 import binascii
@@ -42,20 +41,20 @@ _FORMS = {
 }
 
 
-def of_source(columns: Sequence[TargetColumn], rows: pa.RecordBatch, *, nul: str) -> pa.RecordBatch:
-    """What the target should have of rows of the source; raise Invalid when it has other columns."""
-    compared = _compared(columns)
+def render_source(columns: Sequence[TargetColumn], rows: pa.RecordBatch, *, nul: str) -> pa.RecordBatch:
+    """Return what the target should have of rows of the source; raise Invalid when it has other columns."""
+    compared = _compared_columns(columns)
     if {column.name for column in compared} != set(rows.schema.names):
-        raise Invalid("the target has other columns than its job wants now; rebuild it")
+        raise Invalid("the target has other columns than its job selects now; rebuild it")
     found = [(_key if column.key else _form)(column, rows.column(column.name), nul) for column in compared]
     return pa.RecordBatch.from_arrays(found, [column.name for column in compared])
 
 
-def of_target(
+def read_target(
     cursor: psycopg.Cursor[Any], schema: str, table: str, columns: Sequence[TargetColumn]
 ) -> Iterator[pa.RecordBatch]:
-    """What the target has, some rows at a time."""
-    compared = _compared(columns)
+    """Yield what the target has, some rows at a time."""
+    compared = _compared_columns(columns)
     forms = (
         sql.SQL(_FORMS.get(column.type, "{}")).format(sql.Identifier(column.name)) for column in compared
     )
@@ -64,27 +63,27 @@ def of_target(
     )
     with cursor.copy(query) as copy:
         for block in _blocks(copy):
-            yield _parsed(compared, block)
+            yield _parse_block(compared, block)
 
 
-def _compared(columns: Sequence[TargetColumn]) -> list[TargetColumn]:
+def _compared_columns(columns: Sequence[TargetColumn]) -> list[TargetColumn]:
     return sorted((column for column in columns if not column.gone), key=lambda column: not column.key)
 
 
 def _blocks(copy: Iterable[Any]) -> Iterator[bytes]:
-    """Whole rows, up to some size; one row may be larger."""
-    held, nbytes = list[bytes](), 0
+    """Yield whole rows up to some size; one row may be larger."""
+    rows, nbytes = list[bytes](), 0
     for row in copy:
-        held.append(bytes(row))
-        nbytes += len(held[-1])
+        rows.append(bytes(row))
+        nbytes += len(rows[-1])
         if nbytes >= _BLOCK_BYTES:
-            yield b"".join(held)
-            held, nbytes = [], 0
-    if held:
-        yield b"".join(held)
+            yield b"".join(rows)
+            rows, nbytes = [], 0
+    if rows:
+        yield b"".join(rows)
 
 
-def _parsed(columns: Sequence[TargetColumn], block: bytes) -> pa.RecordBatch:
+def _parse_block(columns: Sequence[TargetColumn], block: bytes) -> pa.RecordBatch:
     names = [str(number) for number in range(len(columns))]
     table = csv.read_csv(
         io.BytesIO(block),
@@ -103,13 +102,13 @@ def _parsed(columns: Sequence[TargetColumn], block: bytes) -> pa.RecordBatch:
 
 
 def _value(column: TargetColumn, texts: pa.Array) -> pa.Array:
-    """What the target's text stands for: a key's value, in a type that can be cast to the source's."""
+    """Return the value of a target's text: for a key, in a type that can be cast to the source's."""
     if column.type == "jsonb":
         return _documents(texts)
     if not column.key:
         return texts
     if column.type == "bytea":
-        return _unhexed(texts)
+        return _decode_hex(texts)
     if column.type in {"real", "double precision"}:
         return _floats(texts, 4 if column.type == "real" else 8)
     if column.type == "timestamptz":
@@ -121,14 +120,14 @@ def _value(column: TargetColumn, texts: pa.Array) -> pa.Array:
     return texts
 
 
-def _unhexed(texts: pa.Array) -> pa.Array:
-    held, bounds = content(texts)
-    return of_content(np.frombuffer(binascii.unhexlify(held.data), np.uint8), bounds // 2, texts)
+def _decode_hex(texts: pa.Array) -> pa.Array:
+    digits, bounds = content(texts)
+    return of_content(np.frombuffer(binascii.unhexlify(digits.data), np.uint8), bounds // 2, texts)
 
 
 def _floats(texts: pa.Array, width: int) -> pa.Array:
-    held, _ = content(texts)
-    return pa.array(np.frombuffer(binascii.unhexlify(held.data), f">f{width}").astype(f"=f{width}"))
+    digits, _ = content(texts)
+    return pa.array(np.frombuffer(binascii.unhexlify(digits.data), f">f{width}").astype(f"=f{width}"))
 
 
 def _key(column: TargetColumn, values: pa.Array, nul: str) -> pa.Array:
@@ -162,9 +161,9 @@ def _document(text: str) -> str:
 
 
 def _number(text: str) -> dict[str, str]:
-    """A number without needless digits, told from a text that looks like one: no document has such a key.
+    """Return a number without needless digits, in a form that no text has: no document has such a key.
 
-    A zero has no sign: PostgreSQL keeps none.
+    A zero has no sign, because PostgreSQL keeps none.
     """
     if text.isdecimal():
         return {"\0": text}
@@ -175,8 +174,10 @@ def _number(text: str) -> dict[str, str]:
 def _float_digits(values: pa.Array) -> pa.Array:
     numbers = values.fill_null(0).to_numpy(zero_copy_only=False)
     width = numbers.dtype.itemsize
-    held = np.ascontiguousarray(numbers.astype(f">f{width}"))
-    raw = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(held)])
+    big_endian = np.ascontiguousarray(numbers.astype(f">f{width}"))
+    raw = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(width), len(values), [None, pa.py_buffer(big_endian)]
+    )
     digits = hex_cells(raw.cast(pa.binary())).cast(pa.string())
     return pc.if_else(values.is_valid(), digits, pa.scalar(None, pa.string()))
 

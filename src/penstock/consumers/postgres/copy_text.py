@@ -1,4 +1,4 @@
-"""Rows of Arrow as the text that COPY takes, a column at a time. Pure."""
+"""Arrow rows as the text format of COPY, a column at a time. Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ from penstock.errors import Invalid
 from penstock.tables.columns import FieldType, Tp
 from penstock.tables.text_values import decimals, fixed_floats, spans, vectors
 
-_PIECE_ROWS = 32 * 1024
-_PIECE_BYTES = 16 << 20
+_TEXT_ROWS = 32 * 1024
+_TEXT_BYTES = 16 << 20
 _NOTHING = pa.scalar("", pa.string())
 _NO_BYTES = pa.scalar(b"", pa.binary())
 _ESCAPED = Substitution({b"\\": b"\\\\", b"\t": b"\\t", b"\n": b"\\n", b"\r": b"\\r"})
@@ -27,24 +27,24 @@ _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 def copy_text(
     columns: Sequence[TargetColumn], rows: pa.Table | pa.RecordBatch, *, nul: str
 ) -> Iterator[bytes]:
-    """Rows in pieces of limited size; raise Invalid for a value that PostgreSQL does not take.
+    """Yield rows as texts of limited size; raise Invalid for a value that PostgreSQL does not accept.
 
-    `nul` says what becomes of the character U+0000, which its texts cannot have: `refuse` or `replace`.
+    `nul` says what to do with the character U+0000, which its texts cannot have: `refuse` or `replace`.
     """
     for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
-        step = max(1, min(_PIECE_ROWS, batch.num_rows * _PIECE_BYTES // max(1, batch.nbytes)))
+        step = max(1, min(_TEXT_ROWS, batch.num_rows * _TEXT_BYTES // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, step):
-            yield _piece(columns, batch.slice(start, step), nul)
+            yield _render_rows(columns, batch.slice(start, step), nul)
 
 
-def _piece(columns: Sequence[TargetColumn], rows: pa.RecordBatch, nul: str) -> bytes:
+def _render_rows(columns: Sequence[TargetColumn], rows: pa.RecordBatch, nul: str) -> bytes:
     lines = Lines(rows.num_rows)
     for number, column in enumerate(columns):
         lines.text(b"\t" * bool(number))
         values = rows.column(column.name)
         if column.key and values.null_count:
             raise Invalid(
-                f"key column {column.name} has a value without form in PostgreSQL, such as a zero date;"
+                f"key column {column.name} has a value that PostgreSQL does not have, such as a zero date;"
                 " change those rows"
             )
         lines.cells(cells(column, values, nul=nul), null=b"\\N")
@@ -53,7 +53,7 @@ def _piece(columns: Sequence[TargetColumn], rows: pa.RecordBatch, nul: str) -> b
 
 
 def cells(column: TargetColumn, values: pa.Array, *, nul: str) -> pa.Array:
-    """The cells of a column, escaped; null where the values are."""
+    """Return the cells of a column, escaped; null where the values are."""
     base = column.type.partition("(")[0]
     if base in {"text", "jsonb"}:
         return _ESCAPED.apply(storable(column, values, nul=nul))
@@ -63,7 +63,7 @@ def cells(column: TargetColumn, values: pa.Array, *, nul: str) -> pa.Array:
 
 
 def storable(column: TargetColumn, values: pa.Array, *, nul: str) -> pa.Array:
-    """Text as the target can have it."""
+    """Return texts as the target can have them."""
     if column.type == "jsonb":
         return _documents(column, values, nul)
     if not (content(values)[0] == 0).any():
@@ -86,13 +86,13 @@ def _documents(column: TargetColumn, values: pa.Array, nul: str) -> pa.Array:
 
 def _has_nul(column: TargetColumn) -> Invalid:
     return Invalid(
-        f"column {column.name} has the character U+0000, which PostgreSQL does not take;"
+        f"column {column.name} has the character U+0000, which PostgreSQL does not accept;"
         " change those rows, or give the option nul=replace"
     )
 
 
 def plain(base: str, column: TargetColumn, values: pa.Array) -> pa.Array:
-    """Cells of types whose texts have nothing to escape."""
+    """Return cells of types whose texts have nothing to escape."""
     if base == "numeric":
         return decimals(values)
     if base in {"real", "double precision"}:
@@ -112,26 +112,30 @@ def plain(base: str, column: TargetColumn, values: pa.Array) -> pa.Array:
 
 
 def moments(values: pa.Array) -> pa.Array:
-    """Moments with microseconds, in UTC where they have a zone."""
+    """Return moments with microseconds, in UTC if they have a zone."""
     return values.cast(pa.timestamp("us")).cast(pa.string())
 
 
 def bits(width: int, values: pa.Array) -> pa.Array:
-    """Numbers as their binary digits."""
+    """Return numbers as binary digits."""
     known = values.fill_null(0)
     if pa.types.is_decimal(known.type):
+        # A decimal has 16 bytes, of which the lower 8 are the number.
         words = np.frombuffer(known.buffers()[1], "<u8")[2 * known.offset :: 2][: len(known)]
     else:
         words = known.to_numpy().astype("<u8")
+    # Big-endian bytes give the bits from the highest to the lowest; the last `width` of 64 count.
     digits = np.unpackbits(words.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)[:, 64 - width :]
-    held = np.ascontiguousarray(digits + np.uint8(ord("0")))
+    text_bytes = np.ascontiguousarray(digits + np.uint8(ord("0")))
     bounds = np.arange(len(known) + 1, dtype=np.int32) * width
-    text = pa.Array.from_buffers(pa.string(), len(known), [None, pa.py_buffer(bounds), pa.py_buffer(held)])
+    text = pa.Array.from_buffers(
+        pa.string(), len(known), [None, pa.py_buffer(bounds), pa.py_buffer(text_bytes)]
+    )
     return pc.if_else(values.is_valid(), text, pa.scalar(None, pa.string()))
 
 
 def literal(column: TargetColumn, value: pa.Array) -> str | None:
-    """One value as text that PostgreSQL reads as the column's type; None is NULL."""
+    """Return one value as text that PostgreSQL reads as the column's type; None is NULL."""
     base = column.type.partition("(")[0]
     if base in {"text", "jsonb"}:
         cell = storable(column, value, nul="replace")
@@ -139,5 +143,5 @@ def literal(column: TargetColumn, value: pa.Array) -> str | None:
         cell = pc.binary_join_element_wise(pa.scalar(b"\\x", pa.binary()), hex_cells(value), _NO_BYTES)
     else:
         cell = plain(base, column, value)
-    found: bytes | None = as_binary(cell)[0].as_py()
-    return None if found is None else found.decode()
+    text: bytes | None = as_binary(cell)[0].as_py()
+    return None if text is None else text.decode()

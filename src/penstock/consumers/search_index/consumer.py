@@ -1,4 +1,4 @@
-"""What the consumers of search indexes have in common: first build, changes, comparing and mending."""
+"""What all consumers of search indexes share: first build, changes, comparison and repair."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ from lance.fragment import FragmentMetadata
 from pydantic import Field
 
 from penstock.changes.columns import choose_columns, key_names
-from penstock.consumers.options import ConsumerOptions, Properties, Seconds, revealed
-from penstock.consumers.schema_evolution import shaped
+from penstock.consumers.options import ConsumerOptions, Properties, Seconds, reveal_secrets
+from penstock.consumers.schema_evolution import shape_rows
 from penstock.consumers.search_index.columns import Layout, follow_schema, key_names_of, keys_of
 from penstock.consumers.search_index.fragment_writer import FragmentTask, RowMaker, write_on_executors
 from penstock.consumers.search_index.lance_table import (
@@ -30,8 +30,15 @@ from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.upkeep import IndexKeeper, IndexKind, Limits
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, iter_batches, read_net_changes
-from penstock.spark.errors import spark_errors
+from penstock.jobs.consumer import (
+    Consumer,
+    DataRetriever,
+    DataType,
+    JobContext,
+    iter_batches,
+    read_net_changes,
+)
+from penstock.spark.errors import translate_spark_errors
 from penstock.tables.schema import TableInfo
 
 __all__ = ["IndexConsumer", "IndexOptions"]
@@ -40,7 +47,7 @@ _DELETED = "_deleted"
 
 
 class IndexOptions(ConsumerOptions):
-    """Where an index is, and how it is kept."""
+    """Where an index is, and how it is maintained."""
 
     places: ClassVar[tuple[str, ...]] = ("uri",)
 
@@ -51,40 +58,43 @@ class IndexOptions(ConsumerOptions):
     retain: Seconds = Field(900, gt=0)
     """How long a version can still be read after the next one."""
     retrain_share: float = Field(0.5, gt=0)
-    """Changes since the index was made, by the rows of then, after which it is made anew."""
+    """Rebuild the index once this share of its rows has changed."""
 
 
 class IndexConsumer(Consumer):
     """Keeps a Lance dataset equal to what is made of a table's rows, with an index on it.
 
-    Rows and watermark are one commit. A first build is not seen before its index is there; while an index is
-    built anew, the old one goes on serving. Changes are found by searches as soon as they are committed:
-    the index takes them in later.
+    Rows and watermark are one commit. A first build is not visible before its index is there; while an index
+    is rebuilt, the old one keeps serving. Searches find changes as soon as they are committed: the index
+    includes them later.
     """
 
     def __init__(self, job: JobContext, options: IndexOptions) -> None:
         super().__init__(job)
-        self.table = LanceTable(options.uri, revealed(options.storage), job.owner)
+        self.table = LanceTable(options.uri, reveal_secrets(options.storage), job.owner)
         self._options = options
         self._compared: IndexVersion | None = None
         self._seen: tuple[IndexVersion | None] | None = None
-        """The version that `committed_ts` saw: a build replaces that one or nothing."""
+        """The version that `committed_ts` saw: a build replaces that version or nothing."""
 
     @abstractmethod
     def maker(self, table: TableInfo, columns: pa.Schema) -> RowMaker:
-        """How rows are made of a table's; raise Invalid when they cannot be."""
+        """Return what makes index rows of a table's rows; raise Invalid when that is impossible."""
 
     @abstractmethod
-    def known_maker(self, recipe: str) -> RowMaker:
-        """How rows were made that are there."""
+    def parse_maker(self, recipe: str) -> RowMaker:
+        """Return what made the existing rows, from the marker's recipe."""
 
     @abstractmethod
     def kind(self, dataset: LanceDataset) -> IndexKind:
-        """The index that is wanted on a dataset."""
+        """Return the index that a dataset should have."""
 
     @abstractmethod
-    def ask(self, standing: IndexVersion, question: SearchQuery) -> dict[str, Any]:
-        """A question as Lance's scan takes it, and the column that has the `score`; Invalid: it cannot be."""
+    def scan_arguments(self, current: IndexVersion, query: SearchQuery) -> dict[str, Any]:
+        """Return the arguments of Lance's scan for a query, and as `score` the column that ranks rows.
+
+        Raises Invalid when the index cannot answer such a query.
+        """
 
     @property
     def limits(self) -> Limits:
@@ -92,31 +102,31 @@ class IndexConsumer(Consumer):
         return Limits(changed_share=self._options.retrain_share)
 
     def committed_ts(self) -> int:
-        """See Consumer."""
+        """Return the watermark of the newest version, 0 if it is incomplete or of another job."""
         found = self.table.latest()
         self._seen = (found,)
         return found.marker.of(self.job.owner) if found else 0
 
     def check(self, schema: SchemaVersion) -> None:
-        """See Consumer."""
+        """Raise Invalid when no index can be made of such a table."""
         columns = choose_columns(schema.table, self.job.info.columns)
         Layout.of(schema.table, columns, key_names(schema.table), self.maker(schema.table, columns))
 
     def consume(self, data: DataRetriever) -> None:
-        """See Consumer."""
+        """Commit all changes with the watermark, then do the index's upkeep."""
         table = data.schema.table
         layout = Layout.of(table, data.columns, data.keys, self.maker(table, data.columns))
         if data.data_type is DataType.SNAPSHOT:
             written = self._build(data, layout)
             keeper = self._keeper(written)
-            standing = keeper.build(written)
+            current = keeper.build(written)
         else:
-            standing = self._follow(data, layout)
-            keeper = self._keeper(standing)
-        keeper.keep(standing)
+            current = self._follow(data, layout)
+            keeper = self._keeper(current)
+        keeper.keep(current)
 
-    def _keeper(self, standing: IndexVersion) -> IndexKeeper:
-        return IndexKeeper(self.table, self.kind(standing.dataset), self.limits, self._options.retain)
+    def _keeper(self, current: IndexVersion) -> IndexKeeper:
+        return IndexKeeper(self.table, self.kind(current.dataset), self.limits, self._options.retain)
 
     def _build(self, data: DataRetriever, layout: Layout) -> IndexVersion:
         before = self._seen[0] if self._seen else self.table.latest()
@@ -151,41 +161,47 @@ class IndexConsumer(Consumer):
         return self.table.replace(before, layout.schema, fragments, marker)
 
     def _follow(self, data: DataRetriever, layout: Layout) -> IndexVersion:
-        before = self._ready(data.from_ts, layout)
+        before = self._prepare(data.from_ts, layout)
         task = self._changes_of(before, layout.maker, data.columns)
         try:
-            fragments, removed = self._written(data, task)
+            fragments, removed = self._write_changes(data, task)
         except LANCE_FAILURES:
-            self._at(data.from_ts)  # the version that was read may be gone because others went on
+            self._require_at(
+                data.from_ts
+            )  # another writer may have replaced and removed the version that was read
             raise
         last_id = data.schema.table.max_column_id
         return self._commit(before, fragments, removed, watermark=data.to_ts, last_id=last_id)
 
-    def _written(self, data: DataRetriever, task: FragmentTask) -> tuple[list[FragmentMetadata], pa.Table]:
-        """The fragments of rows that changed, and all keys that did."""
+    def _write_changes(
+        self, data: DataRetriever, task: FragmentTask
+    ) -> tuple[list[FragmentMetadata], pa.Table]:
+        """Write the changed rows; return their fragments, and all keys that changed."""
         if not data.large:
             net = read_net_changes(data, self._scratch())
             return task.write(net.upserts.to_batches()), net.changed_keys
         frame = data.dataframe()
         fragments = write_on_executors(frame.where(f"NOT {_DELETED}"), task)
-        with spark_errors():
+        with translate_spark_errors():
             return fragments, frame.select(*data.keys).toArrow()
 
-    def _ready(self, from_ts: int, layout: Layout) -> IndexVersion:
-        """The version to change, with the columns of the source; raise Fenced when it is at another time."""
-        before = self._at(from_ts)
+    def _prepare(self, from_ts: int, layout: Layout) -> IndexVersion:
+        """Return the version to change, with the source's columns; raise Fenced if it is not at `from_ts`."""
+        before = self._require_at(from_ts)
         if before.marker.recipe != layout.maker.recipe:
             raise Invalid(
                 f"the index of job {self.job.id} was made with other options or columns;"
-                " make it anew with `penstock job repair --rebuild`"
+                " rebuild it with `penstock job repair --rebuild`"
             )
         try:
             changed = follow_schema(before.dataset, before.marker.last_id, layout.columns)
         except CommitConflictError as error:
-            raise Unavailable("the columns of the index are changed by others; try again") from error
-        return self._at(from_ts) if changed else before
+            raise Unavailable(
+                "the columns of the index are being changed by another writer; try again"
+            ) from error
+        return self._require_at(from_ts) if changed else before
 
-    def _at(self, ts: int) -> IndexVersion:
+    def _require_at(self, ts: int) -> IndexVersion:
         found = self.table.latest()
         if found is None or found.marker.of(self.job.owner) != ts:
             raise Fenced(f"the index of job {self.job.id} is not at {ts}: another iteration was faster")
@@ -206,7 +222,7 @@ class IndexConsumer(Consumer):
     def _commit(
         self, before: IndexVersion, fragments: Sequence[FragmentMetadata], removed: pa.Table, **moved: Any
     ) -> IndexVersion:
-        put = sum(each.physical_rows for each in fragments)
+        put = sum(fragment.physical_rows for fragment in fragments)
 
         def mark(marker: Marker, gone: int) -> Marker:
             changed = marker.changed_rows + max(gone, put)
@@ -219,24 +235,27 @@ class IndexConsumer(Consumer):
         return self.job.scratch
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See Comparable."""
+        """Return the index rows of source rows, in the columns that can be compared."""
         if self._compared is None:
-            self._compared = self._at(self.committed_ts())
+            self._compared = self._require_at(self.committed_ts())
         schema = self._compared.dataset.schema
-        made = self.known_maker(self._compared.marker.recipe).made(rows, None)
+        rows_made = self.parse_maker(self._compared.marker.recipe).make(rows, None)
         keys = key_names_of(schema)
-        names = [*keys, *(name for name in schema.names if name in made.schema.names and name not in keys)]
-        return shaped(made, pa.schema([schema.field(name) for name in names]))
+        names = [
+            *keys,
+            *(name for name in schema.names if name in rows_made.schema.names and name not in keys),
+        ]
+        return shape_rows(rows_made, pa.schema([schema.field(name) for name in names]))
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
-        """See Comparable."""
+        """Yield the rows of the version at `at_ts`; raise Fenced when it is gone."""
         self._compared = self.table.at(at_ts)
         yield from self._compared.dataset.to_batches(filter=ROWS_ONLY)
 
     def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
-        """See Comparable."""
-        before = self._at(at_ts)
-        maker = self.known_maker(before.marker.recipe)
+        """Replace and delete rows in one commit; raise Fenced when the index is not at `at_ts`."""
+        before = self._require_at(at_ts)
+        maker = self.parse_maker(before.marker.recipe)
         task = replace(self._changes_of(before, maker, upserts.schema), earlier=None)
         keys = list(key_names_of(before.dataset.schema))
         removed = pa.concat_tables([upserts.select(keys), deletes.select(keys)], promote_options="permissive")

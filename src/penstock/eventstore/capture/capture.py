@@ -229,7 +229,9 @@ class Capture:
             asyncio.create_task(
                 self._repeat(_SAFE_POINT_EVERY_S, self._hold_back_gc), name="penstock-capture-gc"
             ),
-            asyncio.create_task(self._repeat(_LOOK_EVERY_S, self._revisit_tables), name="penstock-capture-look"),
+            asyncio.create_task(
+                self._repeat(_LOOK_EVERY_S, self._revisit_tables), name="penstock-capture-look"
+            ),
         ]
 
     async def _wait_for_schemas(self) -> None:
@@ -280,7 +282,9 @@ class Capture:
             await asyncio.to_thread(self.store.close_table, table_id, flush=False)
         missing = sorted(mine.difference(self._subscriptions, self._forgetting))
         for start in range(0, len(missing), _OPENED_AT_ONCE):
-            taking = (self._take_table(known[table_id]) for table_id in missing[start : start + _OPENED_AT_ONCE])
+            taking = (
+                self._take_table(known[table_id]) for table_id in missing[start : start + _OPENED_AT_ONCE]
+            )
             failures = [
                 failure for failure in await asyncio.gather(*taking, return_exceptions=True) if failure
             ]
@@ -432,7 +436,8 @@ class Capture:
         forgotten = [
             table_id
             for table_id, names in self._names.forgotten.items()
-            if self._is_mine(table_id) and any(sharing.matches_patterns(*name, self._settings.tables) for name in names)
+            if self._is_mine(table_id)
+            and any(sharing.matches_patterns(*name, self._settings.tables) for name in names)
         ]
         for table_id in forgotten:
             await asyncio.to_thread(self._names.end_forgotten, table_id)

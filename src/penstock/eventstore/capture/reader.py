@@ -21,8 +21,8 @@ from penstock.eventstore.read.partition import (
     SchemaRange,
     state_of_manifest,
 )
-from penstock.eventstore.read.streams import merge_streams, select_schema, open_streams
-from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, versions_in_force, schemas_in
+from penstock.eventstore.read.streams import merge_streams, open_streams, select_schema
+from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, schemas_in, versions_in_force
 from penstock.eventstore.sides import HANDLE, decode_side
 from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder

@@ -14,7 +14,7 @@ from penstock import metrics
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.log.frames import Frame, FrameKind, decode_rows
-from penstock.eventstore.log.rows import select_between, commit_bounds
+from penstock.eventstore.log.rows import commit_bounds, select_between
 from penstock.eventstore.log.segments import Fit, LogLocation
 from penstock.eventstore.log.table_log import LoggedBatch, MemoryBudget, TableBacklog, TableLog
 from penstock.eventstore.log.wal import Wal
@@ -70,15 +70,15 @@ class EventStore:
             settings.sort_bytes,
             settings.large_txn_bytes,
             clock,
-            fenced=self._drop_fenced,
-            refused=self._drop_refused,
-            failed=self._fail,
+            on_fenced=self._drop_fenced,
+            on_refused=self._drop_refused,
+            on_failure=self._fail,
         )
         self._wal = Wal(
             settings.data / "wal",
             segment_bytes=settings.wal_segment_bytes,
             queue_bytes=settings.wal_queue_bytes,
-            failed=self._fail,
+            on_failure=self._fail,
             clock=clock,
         )
         self._index: PrimaryKeyIndex | None = None  # from the start on: the log keeps other processes out
@@ -158,8 +158,8 @@ class EventStore:
                 changed_ts=ownership.state.changed_ts,
                 recovered=self._recovered.pop(table_id, ()),
                 admit=self._admit,
-                advanced=self._wake_if_due,
-                named=partial(self._name_of, table_id),
+                on_advance=self._wake_if_due,
+                name=partial(self._name_of, table_id),
             )
             self._tables[table_id] = OwnedTable(table, ownership, index)
         self._wal.mark_flushed(table_id, flushed_ts)
@@ -193,7 +193,9 @@ class EventStore:
     def _void(self, table_id: int) -> None:
         """Take back what the log says of a table that is not owned."""
         with self._lock:
-            known = self._recovered.pop(table_id, None) is not None or table_id in self._wal.resolved_by_table()
+            known = (
+                self._recovered.pop(table_id, None) is not None or table_id in self._wal.resolved_by_table()
+            )
         if known:
             self._wal.forget(table_id)
 
@@ -267,7 +269,9 @@ class EventStore:
         """How far a flush would come."""
         return min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
 
-    def read_unflushed(self, table_id: int, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
+    def read_unflushed(
+        self, table_id: int, from_ts: int, to_ts: int
+    ) -> Generator[pa.RecordBatch, None, None]:
         """The raw changes in (from_ts, to_ts] that are held, in order and once; close it after use."""
         return self._flusher.changes(self._find_owned(table_id).rows, from_ts, to_ts)
 

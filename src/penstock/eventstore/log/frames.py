@@ -35,7 +35,7 @@ class FrameKind(IntEnum):
 
     ROWS = 1  # a raw batch of one table: an Arrow IPC record batch message without its schema
     RESOLVED = 2  # resolved timestamps of many tables: pairs of u64
-    FORGET = 3  # everything of the table up to here is void
+    FORGET = 3  # all earlier frames of the table are void
     CUT = 4  # timestamps up to which changes of tables may be missing: pairs of u64
 
 
@@ -54,7 +54,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class SegmentScan:
-    """What a segment holds: its frames, where they end, and whether acknowledged frames lie beyond."""
+    """The frames of a segment, where they end, and whether acknowledged frames lie beyond that."""
 
     frames: list[Frame]
     end: int
@@ -62,25 +62,25 @@ class SegmentScan:
 
 
 def segment_header(number: int) -> bytes:
-    """The first bytes of a segment."""
+    """Return the first bytes of a segment."""
     return _SEGMENT.pack(_SEGMENT_MAGIC, number)
 
 
 def has_segment_header(data: pa.Buffer, number: int) -> bool:
-    """Whether a segment begins as it must; one whose creation was cut short does not."""
+    """Return whether a segment begins with its header; one whose creation was cut short does not."""
     found: bytes = data.slice(0, min(SEGMENT_HEADER_BYTES, data.size)).to_pybytes()
     return found == segment_header(number)
 
 
 def padding(length: int) -> int:
-    """Bytes of padding after a payload."""
+    """Return the number of bytes that pad a payload of some length."""
     return -length % _ALIGN
 
 
 def encode_header(
     kind: FrameKind, table_id: int, length: int, payload_sum: int, *, group: int, first: bool
 ) -> bytes:
-    """The header of a frame whose payload has the given length and `zlib.crc32`."""
+    """Return the header of a frame whose payload has the given length and `zlib.crc32`."""
     wrapped = group & 0xFFFFFFFF
     header = _FRAME.pack(length, 0, _FRAME_MAGIC, kind, first, wrapped, table_id)
     summed = zlib.crc32(header[_SUMMED_FROM:], payload_sum)
@@ -88,7 +88,7 @@ def encode_header(
 
 
 def read_frame(data: pa.Buffer, offset: int) -> Frame | None:
-    """Read the frame at an offset; None when there is no whole and sound one."""
+    """Read the frame at an offset; return None when no whole frame with the right checksum is there."""
     start = offset + FRAME_HEADER_BYTES
     if start > data.size:
         return None
@@ -117,7 +117,7 @@ def scan_segment(data: pa.Buffer) -> SegmentScan:
 
 
 def _later_group_follows(data: pa.Buffer, offset: int, before: list[Frame]) -> bool:
-    """Whether a sound frame beyond `offset` belongs to a later group than the unreadable one there."""
+    """Return whether a sound frame beyond `offset` belongs to a later group than the unreadable one there."""
     known = before[-1].group if before else None
     for candidate in _candidates(data, offset + _ALIGN):
         frame = read_frame(data, candidate)
@@ -131,7 +131,7 @@ def _later_group_follows(data: pa.Buffer, offset: int, before: list[Frame]) -> b
 
 
 def _candidates(data: pa.Buffer, start: int) -> list[int]:
-    """Aligned offsets from `start` on where a frame's magic stands."""
+    """Return the aligned offsets from `start` on that have a frame's magic number."""
     count = (data.size - start) // _ALIGN
     if count <= 0:
         return []
@@ -141,24 +141,26 @@ def _candidates(data: pa.Buffer, start: int) -> list[int]:
 
 
 def encode_rows(batch: pa.RecordBatch) -> pa.Buffer:
-    """The payload of a ROWS frame."""
+    """Return the payload of a ROWS frame."""
     return batch.serialize()
 
 
 def decode_rows(frame: Frame) -> pa.RecordBatch:
-    """The raw batch of a ROWS frame, without copying it; raise Corrupt when it is none."""
+    """Return the raw batch of a ROWS frame, without copying it; raise Corrupt when it has none."""
     try:
         return pa.ipc.read_record_batch(frame.payload, RAW_SCHEMA)
     except (pa.ArrowInvalid, OSError) as error:
-        raise Corrupt(f"a log frame at offset {frame.offset} is sound but holds no rows") from error
+        raise Corrupt(
+            f"the log frame at offset {frame.offset} is sound but holds no rows; keep the log for inspection"
+        ) from error
 
 
 def encode_marks(marks: Mapping[int, int]) -> bytes:
-    """The payload of a RESOLVED or CUT frame."""
+    """Return the payload of a RESOLVED or CUT frame."""
     return np.array(list(marks.items()), dtype="<u8").tobytes()
 
 
 def decode_marks(frame: Frame) -> dict[int, int]:
-    """The timestamps of a RESOLVED or CUT frame, by table."""
+    """Return the timestamps of a RESOLVED or CUT frame, by table."""
     pairs = np.frombuffer(frame.payload, dtype="<u8").reshape(-1, 2)
     return dict(pairs.tolist())

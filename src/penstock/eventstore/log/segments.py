@@ -1,11 +1,9 @@
-"""Files of the log: one is written at a time, any may be read again.
+"""Files of the log, which of them may be removed, and what the log is worth beside a manifest.
 
-Which segments of the log may go, and what goes with them. A pure decision: no files.
-
-What the log is worth for a table beside the manifest that it is found with. A pure decision.
-
-The two are on different disks, so one may be a copy of another moment: a backup that was restored. Whatever
-they are, a table goes on from a timestamp up to which every change is in objects or in the log.
+`SegmentFile` and `read_segment` are the files: one is written at a time, any may be read again. `Retention`
+decides which segments may be removed, and `LogCover` from where a table goes on; both are pure. The log and
+the manifest are on different disks, so one of them may be a copy of an earlier time, restored from a backup.
+In any case a table goes on from a timestamp up to which every change is in objects or in the log.
 """
 
 import logging
@@ -33,7 +31,7 @@ Sync = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class LogLocation:
-    """Where a frame is, for reading it again."""
+    """The place of a frame, for reading it again."""
 
     segment: int
     offset: int
@@ -57,7 +55,7 @@ class SegmentFile:
         self._sync = sync
         self._file: IO[bytes] = paths.wal_segment(folder, number).open("xb", buffering=0)
         try:
-            self._file.write(frames.segment_header(number))  # it is synced with the first group
+            self._file.write(frames.segment_header(number))  # synced with the first group
             sync_folder(folder)
         except OSError:
             self._file.close()
@@ -65,7 +63,7 @@ class SegmentFile:
         self.size = frames.SEGMENT_HEADER_BYTES
 
     def write(self, records: Sequence[Record], *, group: int) -> list[LogLocation]:
-        """Write one group; return where its frames are. Raises OSError, after which nothing is certain."""
+        """Write one group; return where its frames are. After OSError the content of the disk is unknown."""
         places: list[LogLocation] = []
         vectors: list[pa.Buffer | bytes] = []
         for index, record in enumerate(records):
@@ -88,7 +86,7 @@ class SegmentFile:
 
 
 def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], int] | None:
-    """The frames of a segment and its size; None when its creation was cut short, and it is removed.
+    """Return the frames of a segment and its size; None when its creation was cut short, and it is removed.
 
     The torn end of the last segment is cut off. On return the disk has what is returned: the process that
     wrote it may have been killed before it could sync it. Raises Corrupt for any other damage.
@@ -99,7 +97,9 @@ def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], i
             raise Corrupt(f"log segment {path} has no header; keep it for inspection")
         _log.warning("log segment without a header removed", extra={"path": str(path)})
         path.unlink()
-        sync_folder(path.parent)  # else it may come back beside the next segment, and is not the last then
+        sync_folder(
+            path.parent
+        )  # else it may come back beside the next segment, when it is no longer the last
         return None
     scan = frames.scan_segment(data)
     torn = scan.end < data.size
@@ -118,7 +118,7 @@ def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], i
 
 
 def map_file(path: Path) -> pa.Buffer:
-    """A file's bytes as they are now; they stay readable when the file is removed."""
+    """Map a file's bytes as they are now; they stay readable when the file is removed."""
     if path.stat().st_size == 0:
         return pa.py_buffer(b"")
     with pa.memory_map(str(path), "r") as file:
@@ -127,7 +127,7 @@ def map_file(path: Path) -> pa.Buffer:
 
 def _write_all(handle: int, vectors: list[pa.Buffer | bytes]) -> None:
     written = os.writev(handle, vectors)
-    if written < sum(len(vector) for vector in vectors):  # a short write: go on with what is left
+    if written < sum(len(vector) for vector in vectors):  # a short write: write the rest
         rest = b"".join(bytes(vector) for vector in vectors)[written:]
         while rest:
             rest = rest[os.write(handle, rest) :]
@@ -137,9 +137,9 @@ def _write_all(handle: int, vectors: list[pa.Buffer | bytes]) -> None:
 class Retention:
     """What each segment is still needed for.
 
-    A segment is free when it is sealed and every table in it has been flushed up to its newest change
-    there. Segments free in any order. `cut` says, of every table with changes in a segment that came
-    free, the newest of them: up to there the log may lack changes, however far they are flushed.
+    A segment is free when it is sealed and every table in it has been flushed up to its newest change there.
+    Segments become free in any order. `cut` has, for every table with changes in a segment that became free,
+    the newest of those changes: up to there the log may miss changes, however far the table is flushed.
     """
 
     cut: dict[int, int] = field(default_factory=dict)  # table -> commit-ts
@@ -154,20 +154,20 @@ class Retention:
         return self._collect()
 
     def add(self, segment: int, table_id: int, max_ts: int) -> None:
-        """A segment has changes of a table up to `max_ts`."""
+        """Record that a segment has changes of a table up to `max_ts`."""
         tables = self._newest[segment]
         tables[table_id] = max(max_ts, tables.get(table_id, 0))
         self._needed[segment].add(table_id)
 
     def mark_flushed(self, table_id: int, flushed_ts: int) -> list[int]:
-        """A table's changes up to `flushed_ts` are in objects; return the segments that are free now."""
+        """Record that a table's changes up to `flushed_ts` are in objects; return the free segments."""
         for segment, needed in self._needed.items():
             if table_id in needed and self._newest[segment][table_id] <= flushed_ts:
                 needed.discard(table_id)
         return self._collect()
 
     def forget(self, table_id: int) -> list[int]:
-        """Nothing of a table counts any more; return the segments that are free now."""
+        """Forget a table, none of whose changes count any more; return the segments that are free now."""
         self.cut.pop(table_id, None)
         for segment, needed in self._needed.items():
             needed.discard(table_id)
@@ -186,20 +186,20 @@ class Retention:
 class Fit(Enum):
     """How the log goes on from a manifest's `flushed_ts`."""
 
-    JOINS = "its changes follow on the objects'"
-    ENDS = "it has nothing that the objects lack: it begins anew there"
-    GAP = "changes after the objects' are cut off: they must be pulled again"
+    JOINS = "the log has every change after the objects"
+    ENDS = "the log has no change after the objects, and begins anew there"
+    GAP = "the log misses changes after the objects, which must be pulled again"
 
 
 @dataclass(frozen=True, slots=True)
 class LogCover:
-    """The log has every change of a table in (cut_ts, resolved_ts]; of others it has some or none."""
+    """The log has every change of a table in (cut_ts, resolved_ts], and some or none of the others."""
 
     cut_ts: int = 0
     resolved_ts: int = 0
 
     def fit_to(self, flushed_ts: int) -> Fit:
-        """How it fits to objects that hold every change up to `flushed_ts`."""
+        """Return how the log fits to objects that hold every change up to `flushed_ts`."""
         if self.resolved_ts <= flushed_ts:
             return Fit.ENDS
         return Fit.JOINS if self.cut_ts <= flushed_ts else Fit.GAP

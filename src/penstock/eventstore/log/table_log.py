@@ -1,6 +1,6 @@
-"""One table between the log and its objects: rows that are durable, and how far they are complete.
+"""One table between the log and its objects: durable rows that are not flushed, and their progress.
 
-How much of the unflushed rows is kept in memory.
+`MemoryBudget` bounds how much of the rows of all tables is kept in memory.
 """
 
 import threading
@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock import metrics, tracing
 from penstock.clock import TS_MAX, Clock, physical_ms
 from penstock.errors import Unavailable
-from penstock.eventstore.log.rows import select_between, commit_bounds
+from penstock.eventstore.log.rows import commit_bounds, select_between
 from penstock.eventstore.log.segments import LogLocation
 from penstock.eventstore.log.wal import Wal
 
@@ -31,11 +31,11 @@ class MemoryBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes taken now."""
+        """Bytes that are reserved now."""
         return self._used
 
     def take(self, nbytes: int) -> bool:
-        """Reserve room; False when there is none."""
+        """Reserve room; return False when there is none."""
         with self._lock:
             if self._used + nbytes > self._limit:
                 metrics.EVENTSTORE_SPILLED_BYTES_TOTAL.inc(nbytes)
@@ -54,17 +54,17 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableBacklog:
-    """What a table holds that is not in objects yet."""
+    """The unflushed rows of a table in numbers, for the decision to flush it."""
 
     table_id: int
     held_bytes: int  # in the log, and in memory too unless spilled
     memory_bytes: int
     oldest_at: float  # when its oldest row arrived, in seconds of the monotonic clock
     flushable: bool  # some of its rows are resolved
-    behind_s: float  # how far the manifest could move on
+    behind_s: float  # seconds by which a flush could move flushed_ts on
 
 
-_BATCH_BYTES = 4096  # what Arrow and Python need for a batch besides its rows; much, where it has one row
+_BATCH_BYTES = 4096  # memory of a batch besides its rows; it counts where a batch has one row
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +84,30 @@ class LoggedBatch:
         cls,
         place: LogLocation,
         batch: pa.RecordBatch,
-        ends: tuple[int, int],
+        bounds: tuple[int, int],
         arrived_at: float,
         *,
         in_memory: bool,
     ) -> "LoggedBatch":
-        """Describe a batch, of commits from the first to the second of `ends`, stored at a place."""
+        """Describe a batch at a place of the log; `bounds` are its lowest and highest commit-ts."""
         return cls(
             place=place,
             rows=batch.num_rows,
             nbytes=batch.get_total_buffer_size(),
-            min_ts=ends[0],
-            max_ts=ends[1],
+            min_ts=bounds[0],
+            max_ts=bounds[1],
             arrived_at=arrived_at,
             batch=batch if in_memory else None,
         )
 
     @property
     def weight(self) -> int:
-        """What it takes in memory, or would."""
+        """Bytes that the batch takes in memory, or would take."""
         return self.nbytes + _BATCH_BYTES
 
 
 class TableLog:
-    """The puller's side of a table. Thread-safe.
+    """The durable, unflushed rows of a table, and its place in the span pipeline. Thread-safe.
 
     Invariants: every change with flushed_ts < commit_ts <= resolved_ts is held; `resolved_ts` and
     `flushed_ts` never decrease. Rows above `resolved_ts` may be held more than once.
@@ -125,16 +125,16 @@ class TableLog:
         changed_ts: int = 0,
         recovered: Iterable[LoggedBatch] = (),
         admit: Callable[[], None],
-        advanced: Callable[[], None],
-        named: Callable[[], str] = lambda: "",
+        on_advance: Callable[[], None],
+        name: Callable[[], str] = lambda: "",
     ) -> None:
         self.table_id = table_id
         self._wal = wal
         self._memory = memory
         self._clock = clock
         self._admit = admit
-        self._advanced = advanced
-        self._named = named
+        self._on_advance = on_advance
+        self._name = name
         self._lock = threading.Lock()
         self._flushed_ts = flushed_ts
         self._resolved_ts = max(flushed_ts, resolved_ts)
@@ -152,36 +152,36 @@ class TableLog:
 
     @property
     def flushed_ts(self) -> int:
-        """Everything up to it is in objects."""
+        """Every change up to it is in objects."""
         return self._flushed_ts
 
     @property
     def resolved_ts(self) -> int:
-        """Everything up to it is in objects or held here. A subscription starts from it."""
+        """Every change up to it is in objects or held here. A subscription starts from it."""
         return self._resolved_ts
 
     @property
     def changed_ts(self) -> int:
-        """No change up to a `resolved_ts` that was seen before was committed after it."""
+        """No change up to a `resolved_ts` that was read before was committed after it."""
         return self._changed_ts
 
     def raise_changed_ts(self, ts: int) -> None:
-        """There may be changes up to `ts` that were never held here."""
+        """Record that there may be changes up to `ts` that were never held here."""
         with self._lock:
             self._changed_ts = max(self._changed_ts, ts)
 
     @property
     def disowned(self) -> bool:
-        """Whether the table was given up; nothing is held then."""
+        """Whether the table was given up; it holds nothing then."""
         return self._disowned
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
-        """Take a raw batch, as the span pipeline's contract has it.
+        """Take a raw batch, as the contract of the span pipeline says.
 
         True: `finish` is called, on the log's thread, once the rows are on the disk; it must not block.
-        False: there is nothing to wait for; every row had been delivered before, or the table is no
-        longer ours. Blocks while the log's queue, or the disk that flushes free, is full. Raises
-        Unavailable when the log has failed.
+        False: there is nothing to wait for, because every row was delivered before, or the table was given
+        up. Blocks while the log's queue, or the disk that flushes free, is full. Raises Unavailable when the
+        log has failed.
         """
         self._admit()
         if self._disowned:
@@ -189,61 +189,61 @@ class TableLog:
             return False
         if not raw.num_rows:
             return False
-        fresh, ends = raw, commit_bounds(raw)
-        if ends[0] <= self._resolved_ts:
+        fresh, bounds = raw, commit_bounds(raw)
+        if bounds[0] <= self._resolved_ts:
             fresh = select_between(raw, self._resolved_ts, TS_MAX)
             metrics.EVENTSTORE_ROWS_TOTAL.labels("late").inc(raw.num_rows - fresh.num_rows)
             if not fresh.num_rows:
                 return False
-            ends = commit_bounds(fresh)
-        self._wal.append(self.table_id, fresh, ends[1], partial(self._on_stored, fresh, ends, finish))
+            bounds = commit_bounds(fresh)
+        self._wal.append(self.table_id, fresh, bounds[1], partial(self._on_stored, fresh, bounds, finish))
         return True
 
     def _on_stored(
-        self, batch: pa.RecordBatch, ends: tuple[int, int], finish: Callable[[], None], place: LogLocation
+        self, batch: pa.RecordBatch, bounds: tuple[int, int], finish: Callable[[], None], place: LogLocation
     ) -> None:
         in_memory = self._memory.take(batch.get_total_buffer_size() + _BATCH_BYTES)
-        held = LoggedBatch.of(place, batch, ends, self._clock.monotonic(), in_memory=in_memory)
+        held = LoggedBatch.of(place, batch, bounds, self._clock.monotonic(), in_memory=in_memory)
         with self._lock:
             if not self._disowned:
                 self._keep((held,))
-                self._unsettled.append(ends)
+                self._unsettled.append(bounds)
             elif in_memory:
                 self._memory.give_back(held.weight)
         metrics.EVENTSTORE_ROWS_TOTAL.labels("stored").inc(held.rows)
         if tracing.current is not None:
             at = f"{place.segment}/{place.offset}"
-            tracing.current.record_capture(batch, self._named, table_id=self.table_id, place=at)
+            tracing.current.record_capture(batch, self._name, table_id=self.table_id, place=at)
         finish()
 
     def advance_resolved_ts(self, ts: int) -> None:
-        """Every change up to `ts` has been stored. A lower ts than before changes nothing. Never blocks."""
+        """Record that every change up to `ts` is stored. A lower ts changes nothing. Never blocks."""
         with self._lock:
             if ts <= self._resolved_ts or self._disowned:
                 return
             self._resolved_ts = ts
             self._settle()
             self._wal.mark_resolved(self.table_id, ts)
-        self._advanced()
+        self._on_advance()
 
     def list_held(self, from_ts: int, to_ts: int) -> list[LoggedBatch]:
-        """The batches that may have changes in (from_ts, to_ts], in the order of their arrival.
+        """Return the batches that may have changes in (from_ts, to_ts], in the order of their arrival.
 
-        Raises Unavailable when the table was given up: what it held is not known any more.
+        Raises Unavailable when the table was given up, because its rows are not known any more.
         """
         with self._lock:
             if self._disowned:
-                raise Unavailable(f"table {self.table_id} is not captured here any more; ask its owner")
+                raise Unavailable(f"table {self.table_id} is no longer captured here; ask its owner")
             return [held for held in self._held if held.max_ts > from_ts and held.min_ts <= to_ts]
 
     def load(self, chosen: Iterable[LoggedBatch], from_ts: int, to_ts: int) -> Iterable[pa.RecordBatch]:
-        """The rows of batches in (from_ts, to_ts]; raise Unavailable when they were flushed meanwhile."""
+        """Yield the rows of batches in (from_ts, to_ts]; raise Unavailable when they were flushed."""
         for held in chosen:
             batch = held.batch if held.batch is not None else self._wal.load(held.place)
             yield select_between(batch, from_ts, to_ts)
 
     def release(self, flushed_ts: int) -> None:
-        """Changes up to `flushed_ts` are in objects: let them go."""
+        """Drop the changes up to `flushed_ts`, which are in objects now."""
         with self._lock:
             before = self._drop_all()
             self._flushed_ts = max(self._flushed_ts, flushed_ts)
@@ -254,14 +254,14 @@ class TableLog:
         self._wal.mark_flushed(self.table_id, flushed_ts)
 
     def disown(self) -> None:
-        """Another owner has the table: drop its rows, take no more."""
+        """Drop the rows and take no more, because the table is given up."""
         with self._lock:
-            gone = self._drop_all()
+            dropped = self._drop_all()
             self._disowned = True
-        self._give_back(gone)
+        self._give_back(dropped)
 
     def measure_backlog(self, schema_resolved_ts: int) -> TableBacklog:
-        """What flushing this table would move."""
+        """Return what a flush of this table would move; schemas are known up to `schema_resolved_ts`."""
         with self._lock:
             upto = min(self._resolved_ts, schema_resolved_ts)
             return TableBacklog(
@@ -281,17 +281,17 @@ class TableLog:
             self._lowest_ts = min(self._lowest_ts, max(held.min_ts, self._flushed_ts + 1))
 
     def _settle(self) -> None:
-        """Count the changes up to `resolved_ts`. Of later ones nothing is said: nobody can read them yet."""
+        """Raise `changed_ts` to the changes up to `resolved_ts`; later ones cannot be read yet."""
         for first_ts, last_ts in self._unsettled:
             if first_ts <= self._resolved_ts:
                 self._changed_ts = max(self._changed_ts, min(last_ts, self._resolved_ts))
-        self._unsettled = [ends for ends in self._unsettled if ends[1] > self._resolved_ts]
+        self._unsettled = [bounds for bounds in self._unsettled if bounds[1] > self._resolved_ts]
 
     def _drop_all(self) -> list[LoggedBatch]:
-        gone, self._held = self._held, []
+        dropped, self._held = self._held, []
         self._held_bytes = self._memory_held_bytes = 0
         self._lowest_ts = TS_MAX
-        return gone
+        return dropped
 
-    def _give_back(self, gone: Iterable[LoggedBatch]) -> None:
-        self._memory.give_back(sum(held.weight for held in gone if held.batch is not None))
+    def _give_back(self, dropped: Iterable[LoggedBatch]) -> None:
+        self._memory.give_back(sum(held.weight for held in dropped if held.batch is not None))

@@ -1,11 +1,12 @@
 """The write-ahead log of one capture: raw batches of all its tables, on the local disk.
 
 One thread writes. It takes everything that is queued (up to a bound), writes it, forces it to the disk once,
-and only then calls back: a group commit. When a write or a sync fails, the log is failed for good: nothing
-more is acknowledged, since nobody can tell what the disk holds; a restart reads it and goes on.
+and only then calls back: a group commit. When a write or a sync fails, the log has failed for good: it
+acknowledges nothing more, because the content of the disk is unknown. A restart reads the disk and goes on.
 
-Invariant: every change of a table between its cut-ts and its resolved-ts, as the disk states them, is on the
-disk. So a cut-ts is written before the segments that it speaks of go, and before a resolved-ts above it.
+Invariant: every change of a table between its cut-ts and its resolved-ts, as the disk has them, is on the
+disk. So a cut-ts is written before the segments that it is about are removed, and before a resolved-ts above
+it.
 """
 
 import fcntl
@@ -59,7 +60,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What is written together, and who waits for no more than that."""
+    """Records that are written together, and the events to set once they are written."""
 
     items: list[_Waiting]
     resolved: dict[int, int]
@@ -70,7 +71,10 @@ class _Group:
 
 
 class Wal:
-    """See the module. Thread-safe, but for `start` and `close`."""
+    """The log of one folder, which one process uses at a time. Thread-safe, but for `start` and `close`.
+
+    `on_failure` is called once, on the log's thread, with the error that failed the log.
+    """
 
     def __init__(
         self,
@@ -78,27 +82,27 @@ class Wal:
         *,
         segment_bytes: int,
         queue_bytes: int,
-        failed: Callable[[PenstockError], None],
+        on_failure: Callable[[PenstockError], None],
         clock: Clock = SYSTEM,
         sync: Sync = sync_data,
     ) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._queue_bytes = queue_bytes
-        self._on_failure = failed
+        self._on_failure = on_failure
         self._clock = clock
         self._sync = sync
         self._lock = threading.Condition()
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
-        self._resolved: dict[int, int] = {}  # newest of every table
-        self._unwritten: dict[int, int] = {}  # those not in the log yet
+        self._resolved: dict[int, int] = {}  # the newest resolved-ts of every table
+        self._unwritten: dict[int, int] = {}  # those that are not in the log yet
         self._uncut: set[int] = set()  # tables whose cut-ts is not in the log yet
-        self._waiting: list[threading.Event] = []  # for the next group, whatever is in it
+        self._waiting: list[threading.Event] = []  # set once the next group is written
         self._closing = False
         self._failure: PenstockError | None = None
         self._retention = Retention()
-        self._sizes: dict[int, int] = {}  # of the segments that are needed; their files are there
+        self._sizes: dict[int, int] = {}  # of the segments that are needed, whose files exist
         self._maps: dict[int, pa.Buffer] = {}
         self._group = 0
         self._segment: SegmentFile | None = None
@@ -107,7 +111,7 @@ class Wal:
         self._thread = threading.Thread(target=self._run, name="penstock-wal", daemon=True)
 
     def start(self, replay: Replay) -> None:
-        """Replay the rows and forgets that the disk holds, oldest first, then accept appends.
+        """Replay the ROWS and FORGET frames on the disk, oldest first, then accept appends.
 
         The torn end of the last segment is cut off. Raises Corrupt when acknowledged frames are damaged,
         Invalid when the folder cannot be used.
@@ -152,30 +156,30 @@ class Wal:
         return free
 
     def _replay_marks(self, frame: Frame, *, whole: bool) -> None:
-        # A segment's first group states every table's marks. What older segments say beyond it is void: the
-        # rows it speaks of, or the word to forget them, may have gone with a segment in between.
+        # A segment's first group has every table's marks. Other marks of older segments are void: the rows
+        # that they are about, or the FORGET frame, may have been removed with a segment in between.
         marks = self._resolved if frame.kind is FrameKind.RESOLVED else self._retention.cut
         if whole:
             marks.clear()
         marks |= frames.decode_marks(frame)
 
     def keep(self, location: LogLocation, table_id: int, max_ts: int) -> None:
-        """Say during replay that a frame's changes, up to `max_ts`, are needed until they are flushed."""
+        """Record during replay that a frame's changes, up to `max_ts`, are needed until they are flushed."""
         with self._lock:
             self._retention.add(location.segment, table_id, max_ts)
 
     def resolved_by_table(self) -> dict[int, int]:
-        """The newest resolved timestamp recorded for each table."""
+        """Return the newest resolved timestamp recorded for each table."""
         with self._lock:
             return dict(self._resolved)
 
     def cover(self, table_id: int) -> LogCover:
-        """What of a table is in the log for certain."""
+        """Return the range of a table's changes that is in the log for certain."""
         with self._lock:
             return LogCover(self._retention.cut.get(table_id, 0), self._resolved.get(table_id, 0))
 
     def begin(self, table_id: int, ts: int) -> None:
-        """Nothing of a table is in the log up to `ts`, and everything will be from there on; never blocks."""
+        """Record that the log has no change of a table up to `ts`, and every one after it; never blocks."""
         with self._lock:
             self._retention.cut[table_id] = ts
             self._uncut.add(table_id)
@@ -185,8 +189,8 @@ class Wal:
     ) -> None:
         """Queue a raw batch; `stored` is called on the log's thread once it is on the disk.
 
-        Blocks while the queue is full; a batch larger than the queue enters alone. Raises what failed the
-        log.
+        Blocks while the queue is full; a batch larger than the queue enters alone. Raises Unavailable when
+        the log has failed or is closed.
         """
         payload = frames.encode_rows(batch)
         record = Record(FrameKind.ROWS, table_id, payload, zlib.crc32(payload))
@@ -201,7 +205,7 @@ class Wal:
             self._unwritten[table_id] = ts
 
     def forget(self, table_id: int) -> None:
-        """Void everything of a table; on return that is on the disk. Raises what failed the log."""
+        """Void everything of a table; on return the disk says so. Raises Unavailable when the log failed."""
         done = threading.Event()
         with self._lock:
             self._resolved.pop(table_id, None)
@@ -212,33 +216,33 @@ class Wal:
             self._check_open()
         with self._lock:
             free = self._retention.forget(table_id)
-        self._give_up(free)
+        self._remove_after_marks(free)
 
     def mark_flushed(self, table_id: int, flushed_ts: int) -> None:
-        """Changes of a table up to `flushed_ts` are not needed any more: segments may go."""
+        """Record that a table's changes up to `flushed_ts` are flushed, and remove free segments."""
         with self._lock:
             free = self._retention.mark_flushed(table_id, flushed_ts)
-        self._give_up(free)
+        self._remove_after_marks(free)
 
-    def _give_up(self, free: list[int]) -> None:
-        """Remove segments, once the disk says what goes with them; if it cannot, they stay for a restart."""
+    def _remove_after_marks(self, free: list[int]) -> None:
+        """Remove segments once the log has the cut-ts of their tables; else they stay for a restart."""
         if not free:
             return
-        said = threading.Event()
+        written = threading.Event()
         with self._lock:
             self._uncut.update(self._retention.cut)
-            self._waiting.append(said)
+            self._waiting.append(written)
             self._lock.notify_all()
-        while not said.wait(timeout=0.1):
+        while not written.wait(timeout=0.1):
             if not self._thread.is_alive():
                 return
         self._remove(free)
 
     def load(self, location: LogLocation) -> pa.RecordBatch:
-        """Read a raw batch again; raise Unavailable when its segment has gone (its rows were flushed)."""
+        """Read a raw batch again; raise Unavailable when its segment was removed (its rows were flushed)."""
         with self._lock:
             size = self._sizes.get(location.segment)
-            if size is None:  # it may still have its name: a map would keep its bytes on the disk for ever
+            if size is None:  # the file may still exist: a map would keep its bytes on the disk for ever
                 raise Unavailable("rows of the log were flushed meanwhile; plan the read again")
             data = self._maps.get(location.segment)
             if data is None or data.size < size:
@@ -247,7 +251,9 @@ class Wal:
                 )
         frame = frames.read_frame(data, location.offset)
         if frame is None:
-            raise Corrupt(f"log segment {location.segment} is damaged at offset {location.offset}")
+            raise Corrupt(
+                f"log segment {location.segment} is damaged at {location.offset}; keep it for inspection"
+            )
         return frames.decode_rows(frame)
 
     @property
@@ -257,7 +263,7 @@ class Wal:
             return sum(self._sizes.values())
 
     def close(self) -> None:
-        """Write what is queued, then stop. Safe to call twice."""
+        """Write what is queued, then stop. Closing twice is fine."""
         with self._lock:
             self._closing = True
             self._lock.notify_all()
@@ -297,13 +303,15 @@ class Wal:
                 places = self._write_group(group)
                 for item, place in zip(group.items, places, strict=True):
                     item.stored(place)
-                for said in group.waiting:
-                    said.set()
+                for written in group.waiting:
+                    written.set()
         except PenstockError as error:
             self._fail(error)
         except OSError as error:
             self._fail(
-                Unavailable(f"log {self._folder} cannot be written ({error.strerror}); free or mend the disk")
+                Unavailable(
+                    f"log {self._folder} cannot be written ({error.strerror}); free or repair the disk"
+                )
             )
         except Exception as error:
             _log.exception("a callback of the log failed")
@@ -317,14 +325,14 @@ class Wal:
         self._on_failure(error)
 
     def _next_group(self) -> _Group:
-        """Wait for work; nothing at all means that the log is closed and written."""
+        """Wait for work; an empty group means that the log is closed and written."""
         with self._lock:
             while not self._is_due():
                 if not self._unwritten:
                     self._lock.wait()
                     continue
                 self._lock.wait_for(self._is_due, timeout=_RESOLVED_EVERY_S)
-                if self._unwritten:  # else their table was forgotten meanwhile: there is still no work
+                if self._unwritten:  # else their tables were forgotten meanwhile, and there is still no work
                     break
             items: list[_Waiting] = []
             weight = 0
@@ -348,7 +356,7 @@ class Wal:
         assert segment is not None
         if segment.size > self._empty_bytes and segment.size + weight > self._segment_bytes:
             segment = self._begin_segment(segment.number + 1)
-        with self._lock:  # now, so that it is not older than what a segment that has just begun states
+        with self._lock:  # here, so that it is not older than the marks of a segment that has just begun
             cut = {
                 table_id: self._retention.cut[table_id]
                 for table_id in self._uncut
@@ -371,7 +379,7 @@ class Wal:
         return places[: len(records)]
 
     def _begin_segment(self, number: int) -> SegmentFile:
-        """Open the next segment. It starts with every table's marks, so that older segments may go."""
+        """Open the next segment. It starts with every table's marks, so that older ones can be removed."""
         if self._segment is not None:
             self._segment.close()
         segment = self._segment = SegmentFile(self._folder, number, self._sync)

@@ -1,6 +1,6 @@
 """From ordered raw rows to the objects of one chunk of a flush.
 
-Tombstones on their way into objects: cut by time, then ordered by row id. Vectorised; no I/O.
+Data goes into objects as it comes. Tombstones are divided by time, and each object's are ordered by row id.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +17,17 @@ from penstock import metrics
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore import paths
 from penstock.eventstore.log.rows import count_before, times
-from penstock.eventstore.manifest import Kind, ObjectInfo
+from penstock.eventstore.manifest import ObjectInfo, ObjectKind
 from penstock.eventstore.objects.object_file import TOMBSTONE_GROUP_ROWS, ObjectWriter
-from penstock.eventstore.objects.row_ids import ASK, Events, Moves, Places, RowIds, fill_row_ids, match_tombstones
+from penstock.eventstore.objects.row_ids import (
+    ASK,
+    Events,
+    Moves,
+    Places,
+    RowIds,
+    fill_row_ids,
+    match_tombstones,
+)
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion, versions_in_force
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, decode_sides, side_schema
@@ -28,90 +36,53 @@ from penstock.tables.decoding.decoder import RowDecoder
 
 OBJECT_ROWS = 8 * TOMBSTONE_GROUP_ROWS
 OBJECT_BYTES = 16 * 1024 * 1024
-"""Of Arrow. Whoever reads an object for its changes sorts all of it by time, in memory."""
-
-
-def divide_tombstones(ordered: Iterable[pa.RecordBatch], *, within_commit: bool) -> Iterator[list[pa.RecordBatch]]:
-    """Divide ordered tombstones into what goes into one object each.
-
-    An object ends at the first commit after it is full, so that no two overlap in time; `within_commit`
-    lets it end anywhere, which is right for tombstones of a single transaction.
-    """
-    group: list[pa.RecordBatch] = []
-    rows = nbytes = 0
-    for batch in ordered:
-        rest = batch
-        if group and (rows >= OBJECT_ROWS or nbytes >= OBJECT_BYTES):
-            commit = batch.column(COMMIT_TS).to_numpy()
-            last = group[-1].column(COMMIT_TS)[-1].as_py()
-            kept = 0 if within_commit else int(np.searchsorted(commit, last, side="right"))
-            rest = batch.slice(kept)
-            if kept:
-                group.append(batch.slice(0, kept))
-            if rest.num_rows:
-                yield group
-                group, rows, nbytes = [], 0, 0
-        if rest.num_rows:
-            group.append(rest)
-            rows, nbytes = rows + rest.num_rows, nbytes + rest.nbytes
-    if group:
-        yield group
-
-
-def sort_by_row_id(group: list[pa.RecordBatch], ids: RowIds) -> Iterator[pa.RecordBatch]:
-    """The tombstones of one object with their row ids, in the order of those, a row group at a time.
-
-    Empties the group: its rows would be in memory twice.
-    """
-    (whole,) = pa.Table.from_batches(group).combine_chunks().to_batches()
-    group.clear()
-    order = ids.order(whole.column(COMMIT_TS).to_numpy())
-    columns = [whole.schema.get_field_index(name) for name in (OBJECT, OFFSET)]
-    for start in range(0, len(order), TOMBSTONE_GROUP_ROWS):
-        chosen = order[start : start + TOMBSTONE_GROUP_ROWS]
-        batch = whole.take(pa.array(chosen))
-        for column, values in zip(columns, ids.columns(chosen), strict=True):
-            batch = batch.set_column(column, whole.schema.field(column), values)
-        yield batch
+"""Bytes of Arrow. A reader of an object's changes sorts all of it by time, in memory."""
 
 
 Find = Callable[[pa.Array], RowIds]
-"""Tells where the rows of some handles are, as of just before a chunk."""
+"""Finds where the rows of some handles are, as of just before a chunk."""
 
 
 class Schemas(Protocol):
-    """What was a table's schema when.
+    """Which schema a table had when.
 
     Every change of schema up to `resolved_ts` is known. Answers for timestamps up to it never change.
     """
 
     def resolved_ts(self) -> int:
-        """How far the history is complete."""
+        """Return the timestamp up to which the history is complete."""
 
     def storable_ts(self, table_id: int) -> int:
-        """How far a table's changes can be kept: `resolved_ts`, or just before the version that forbids it.
+        """Return how far a table's changes can be kept.
 
-        A later version that can be kept moves it on.
+        That is `resolved_ts`, or just before the version that forbids it. A later version that can be kept
+        moves it on.
         """
 
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
-        """The versions in force for changes in (from_ts, to_ts], by time, from the one at its start on.
+        """Return the versions in force in (from_ts, to_ts], by time, from the one at its start on.
 
         Raises Unavailable when the table is not known.
         """
 
     def ended_ts(self, table_id: int) -> int:
-        """When the physical table was dropped, truncated or replaced, as far as is known; 0: it is there."""
+        """Return when the physical table was dropped, truncated or replaced, as far as is known.
+
+        0 when it exists.
+        """
 
     def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
-        """When in (from_ts, to_ts] it ceased to be a table or a part of one, as far as that is known."""
+        """Return each time in (from_ts, to_ts] at which it ceased to be a table or a part of one.
+
+        Only the times that are known so far.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """The objects of a chunk, which count once a manifest names them, and what they do to the index.
 
-    `moves` is None where that does not fit into memory: the objects say it.
+    `moves` is None when that does not fit into memory; then the index reads the objects.
     """
 
     objects: list[ObjectInfo]
@@ -130,7 +101,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Who makes a flush's objects, and where."""
+    """Makes the objects of flushes."""
 
     storage: ObjectStorage
     decoder: RowDecoder
@@ -165,17 +136,19 @@ class Build:
         for part in parts:
             for group in divide_tombstones(part.tombstones, within_commit=False):
                 rows = sum(batch.num_rows for batch in group)
-                made.append(self._write_tombstones(table_id, part.schema, "appendable", group, ids.part(at, rows)))
+                made.append(
+                    self._write_tombstones(table_id, part.schema, "appendable", group, ids.part(at, rows))
+                )
                 at += rows
         return Built([info for info in made if info is not None], last_ts, moves)
 
     def build_direct(
         self, table_id: int, versions: list[SchemaVersion], ordered: Iterable[pa.RecordBatch], find: Find
     ) -> Built:
-        """Write the objects of everything with one commit-ts: for each transaction its own.
+        """Write the objects of everything with one commit-ts; each transaction has its own.
 
-        Takes the memory of a tombstone object and of a row group. A handle occurs once, so that every row
-        that is ended was there before.
+        Takes the memory of a tombstone object and of a row group. A handle occurs once, so every row that is
+        ended existed before.
         """
         made: list[ObjectInfo | None] = []
         commit_ts = 0
@@ -184,7 +157,7 @@ class Build:
             with self._writer(table_id, schema, "data", "direct") as data:
                 ended = self._write_data(data, schema, batches)
                 for group in divide_tombstones(ended, within_commit=True):
-                    data.end_group()  # else both sides would be in memory together
+                    data.end_group()  # else both sides would be in memory at the same time
                     ids = find(pa.concat_arrays([batch.column(HANDLE) for batch in group]))
                     made.append(self._write_tombstones(table_id, schema, "direct", group, ids))
                 made.append(data.finish())
@@ -193,14 +166,14 @@ class Build:
     def _write_data(
         self, data: ObjectWriter, schema: SchemaVersion, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Write the data side of some rows; give the tombstones."""
+        """Write the data side of some rows; yield the tombstones."""
         for rows in batches:
             sides = decode_sides(rows, schema.table, self.decoder)
             data.write(sides.data)
             yield sides.tombstone
 
     def _write_tombstones(
-        self, table_id: int, schema: SchemaVersion, kind: Kind, group: list[pa.RecordBatch], ids: RowIds
+        self, table_id: int, schema: SchemaVersion, kind: ObjectKind, group: list[pa.RecordBatch], ids: RowIds
     ) -> ObjectInfo | None:
         metrics.EVENTSTORE_UNKNOWN_ROWS_TOTAL.inc(int(np.count_nonzero(ids.objects < 0)))
         with self._writer(table_id, schema, "tombstone", kind) as writer:
@@ -208,7 +181,7 @@ class Build:
                 writer.write(batch)
             return writer.finish()
 
-    def _writer(self, table_id: int, schema: SchemaVersion, side: Side, kind: Kind) -> ObjectWriter:
+    def _writer(self, table_id: int, schema: SchemaVersion, side: Side, kind: ObjectKind) -> ObjectWriter:
         return ObjectWriter(
             self.storage,
             paths.table_root(table_id),
@@ -224,7 +197,7 @@ class Build:
 def _row_ids(
     written: list[pa.RecordBatch], ended: list[pa.RecordBatch], places: Places, find: Find
 ) -> tuple[RowIds, Moves]:
-    """The row id of every tombstone of a chunk, and what the chunk leaves."""
+    """Return the row id of every tombstone of a chunk, and what the chunk does to the index."""
     rows, tombstones = _events(written), _events(ended)
     matches = match_tombstones(rows, tombstones)
     ids = places.of(matches.ends)
@@ -261,10 +234,56 @@ def _transaction(rows: pa.RecordBatch) -> tuple[int, int]:
 def divide_by_version(
     rows: pa.RecordBatch, versions: list[SchemaVersion]
 ) -> Iterator[tuple[SchemaVersion, pa.RecordBatch]]:
-    """Divide ordered rows by the schema they were committed under."""
+    """Divide ordered rows by the schema under which they were committed."""
     commit = times(rows)
     starts = [0, *(count_before(commit, version.since_ts) for version in versions[1:])]
     ends = [*starts[1:], rows.num_rows]
     for version, start, end in zip(versions, starts, ends, strict=True):
         if end > start:
             yield version, rows.slice(start, end - start)
+
+
+def divide_tombstones(
+    ordered: Iterable[pa.RecordBatch], *, within_commit: bool
+) -> Iterator[list[pa.RecordBatch]]:
+    """Divide ordered tombstones into the contents of one object each.
+
+    An object ends at the first commit after it is full, so that no two overlap in time. With `within_commit`
+    it may end anywhere, which is right for tombstones of a single transaction.
+    """
+    group: list[pa.RecordBatch] = []
+    rows = nbytes = 0
+    for batch in ordered:
+        rest = batch
+        if group and (rows >= OBJECT_ROWS or nbytes >= OBJECT_BYTES):
+            commit = batch.column(COMMIT_TS).to_numpy()
+            last = group[-1].column(COMMIT_TS)[-1].as_py()
+            kept = 0 if within_commit else int(np.searchsorted(commit, last, side="right"))
+            rest = batch.slice(kept)
+            if kept:
+                group.append(batch.slice(0, kept))
+            if rest.num_rows:
+                yield group
+                group, rows, nbytes = [], 0, 0
+        if rest.num_rows:
+            group.append(rest)
+            rows, nbytes = rows + rest.num_rows, nbytes + rest.nbytes
+    if group:
+        yield group
+
+
+def sort_by_row_id(group: list[pa.RecordBatch], ids: RowIds) -> Iterator[pa.RecordBatch]:
+    """Yield the tombstones of one object with their row ids, ordered by them, a row group at a time.
+
+    Empties the group, because its rows would be in memory twice.
+    """
+    (whole,) = pa.Table.from_batches(group).combine_chunks().to_batches()
+    group.clear()
+    order = ids.order(whole.column(COMMIT_TS).to_numpy())
+    columns = [whole.schema.get_field_index(name) for name in (OBJECT, OFFSET)]
+    for start in range(0, len(order), TOMBSTONE_GROUP_ROWS):
+        chosen = order[start : start + TOMBSTONE_GROUP_ROWS]
+        batch = whole.take(pa.array(chosen))
+        for column, values in zip(columns, ids.columns(chosen), strict=True):
+            batch = batch.set_column(column, whole.schema.field(column), values)
+        yield batch

@@ -1,6 +1,6 @@
 """Deletion vectors: which rows of a data object were deleted as of a timestamp.
 
-Tombstone objects are ordered by row id on disk, in small row groups. Who asks for one data object after the
+Tombstone objects are ordered by row id, in small row groups. A caller that asks for one data object after the
 other, in the order of their ids, reads each row group of each tombstone object once.
 """
 
@@ -23,10 +23,10 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Deletions:
-    """What tombstones up to `ts` delete. Not thread-safe.
+    """The deletions of tombstones up to `ts`. Not thread-safe.
 
     Takes the memory of one deletion vector, and of the offsets in one row group of each tombstone object.
-    Asking raises Unavailable when an object is not there any more, Corrupt when it is damaged.
+    Raises Unavailable when an object does not exist any more, Corrupt when it is damaged.
     """
 
     def __init__(
@@ -36,37 +36,37 @@ class Deletions:
         self._objects = [_Tombstones(storage, table_id, info, ts) for info in chosen]
 
     def of(self, object_id: str) -> Offsets:
-        """The offsets of the deleted rows of a data object, in order, each once."""
+        """Return the offsets of the deleted rows of a data object, in order, each once."""
         return union([offsets for tombstones in self._objects for offsets in tombstones.of(object_id)])
 
 
 def union(found: Sequence[Offsets]) -> Offsets:
-    """Some ordered offsets together, in order, each once."""
+    """Merge ordered offsets, each once."""
     if not found:
         return np.empty(0, np.int64)
     if len(found) == 1:
-        return _each_once(found[0])
+        return _without_repeats(found[0])
     together = np.concatenate(found)
-    together.sort(kind="stable")  # merges what is in order already
-    return _each_once(together)
+    together.sort(kind="stable")  # a stable sort merges runs that are in order
+    return _without_repeats(together)
 
 
 def live_mask(rows: int, deleted: Offsets) -> npt.NDArray[np.bool_]:
-    """Which of the first `rows` offsets are not deleted."""
+    """Return which of the first `rows` offsets are not deleted."""
     mask = np.ones(rows, np.bool_)
     mask[deleted] = False
     return mask
 
 
-def _each_once(ordered: Offsets) -> Offsets:
-    """Ordered offsets without repeats."""
+def _without_repeats(ordered: Offsets) -> Offsets:
+    """Return ordered offsets without repeats."""
     fresh = ordered[1:] != ordered[:-1]
     return ordered if fresh.all() else ordered[np.concatenate(([True], fresh))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The deletions of one row group: where each data object's are."""
+    """The deletions of one row group: `runs` has the slice of each data object's offsets."""
 
     number: int
     runs: Mapping[str, slice]
@@ -74,7 +74,7 @@ class _Group:
 
 
 class _Tombstones:
-    """One tombstone object; keeps its footer and what it read last."""
+    """One tombstone object; keeps its footer and the row group that it read last."""
 
     def __init__(self, storage: ObjectStorage, table_id: int, info: ObjectInfo, ts: int) -> None:
         self._storage = storage
@@ -87,7 +87,7 @@ class _Tombstones:
         self._last: _Group | None = None
 
     def of(self, object_id: str) -> Iterator[Offsets]:
-        """The deleted offsets of a data object, in order, as they lie in the row groups."""
+        """Yield the deleted offsets of a data object, in order, row group by row group."""
         if self._targets is not None and object_id not in self._targets:
             return
         if self._footer is None:
@@ -121,7 +121,7 @@ class _Tombstones:
 
 
 def _runs(objects: pa.DictionaryArray) -> dict[str, slice]:
-    """Where each of the ordered ids is."""
+    """Return the slice of each of the ordered ids."""
     if not len(objects):
         return {}
     numbers, ids = objects.indices.to_numpy(), objects.dictionary

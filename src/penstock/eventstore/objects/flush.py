@@ -1,6 +1,6 @@
-"""One table's flush: from the rows that are complete to objects that the manifest names.
+"""The flush of a table: how rows that are complete become objects of its manifest, and when.
 
-When which table is flushed. A pure decision: no clock, no thread.
+`Flusher` moves the rows. `FlushPolicy` decides which tables to flush; it has no clock and no thread.
 """
 
 import logging
@@ -32,6 +32,75 @@ _log = logging.getLogger(__name__)
 _BACKOFF = BackoffPolicy(base_s=0.5, cap_s=30.0)
 
 
+_PRESSURE = 0.75  # from this share of a bound on, tables are flushed before they are due
+_RELIEF = 0.5  # until this share of the bound is left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushPolicy:
+    """Flush by size, by age, and under pressure of memory or disk: the largest, or the oldest, first.
+
+    A table without resolved rows is left alone until the manifest has fallen far behind.
+    """
+
+    flush_bytes: int
+    flush_interval_s: float
+    idle_flush_interval_s: float
+    memory_bytes: int
+    wal_bytes: int
+
+    def choose(self, tables: Iterable[TableBacklog], *, now: float, wal_bytes: int) -> list[int]:
+        """Return the tables to flush now, most urgent first."""
+        backlogs = list(tables)
+        ready = [backlog for backlog in backlogs if backlog.flushable]
+        chosen: dict[int, None] = {}
+        chosen |= dict.fromkeys(self._for_disk(ready, wal_bytes))
+        memory_bytes = sum(backlog.memory_bytes for backlog in backlogs)
+        chosen |= dict.fromkeys(self._for_memory(ready, memory_bytes))
+        chosen |= dict.fromkeys(backlog.table_id for backlog in ready if self._is_due(backlog, now))
+        chosen |= dict.fromkeys(
+            backlog.table_id
+            for backlog in backlogs
+            if not backlog.flushable and backlog.behind_s >= self.idle_flush_interval_s
+        )
+        return list(chosen)
+
+    def must_wait(self, tables: Iterable[TableBacklog], *, wal_bytes: int) -> bool:
+        """Return whether new rows wait for flushes: the disk is full, and flushing can free some of it.
+
+        When nothing can be flushed, waiting would hold back the very resolved-ts that makes flushes possible.
+        """
+        return wal_bytes > self.wal_bytes and any(backlog.flushable for backlog in tables)
+
+    def _is_due(self, backlog: TableBacklog, now: float) -> bool:
+        return backlog.held_bytes >= self.flush_bytes or now - backlog.oldest_at >= self.flush_interval_s
+
+    def _for_memory(self, ready: list[TableBacklog], used: int) -> list[int]:
+        if used < self.memory_bytes * _PRESSURE:
+            return []
+        largest = sorted(ready, key=lambda backlog: -backlog.memory_bytes)
+        sizes = [backlog.memory_bytes for backlog in largest]
+        return _take_until_free(largest, sizes, used - self.memory_bytes * _RELIEF)
+
+    def _for_disk(self, ready: list[TableBacklog], used: int) -> list[int]:
+        if used < self.wal_bytes * _PRESSURE:
+            return []
+        oldest = sorted(ready, key=lambda backlog: backlog.oldest_at)
+        sizes = [backlog.held_bytes for backlog in oldest]
+        return _take_until_free(oldest, sizes, used - self.wal_bytes * _RELIEF)
+
+
+def _take_until_free(backlogs: list[TableBacklog], sizes: list[int], wanted: float) -> list[int]:
+    """Return as many tables from the front as free the wanted bytes."""
+    chosen: list[int] = []
+    for backlog, size in zip(backlogs, sizes, strict=True):
+        if wanted <= 0:
+            break
+        chosen.append(backlog.table_id)
+        wanted -= size
+    return chosen
+
+
 @dataclass(slots=True)
 class OwnedTable:
     """A table that is owned here. Whoever flushes it, or commits to its manifest, holds `flushing`."""
@@ -58,11 +127,12 @@ class OwnedTable:
     ) -> ManifestState:
         """Append an entry to the manifest and bring the index up to it; return the state after it.
 
-        `moves` says what the entry does to the index; without it the objects are read. After Unavailable
-        it may have happened: settle the ownership before anything else.
+        `moves` says what the entry does to the index; without it the objects are read. After Unavailable the
+        commit may have happened: settle the ownership before anything else.
         """
-        told = bool(add) or archive is not None  # an archive must not take what the index has not seen
-        if told:
+        # An archive must not take objects that the index has not seen.
+        needs_index = bool(add) or archive is not None
+        if needs_index:
             self.index.catch_up(self.ownership.state)
         state = self.ownership.commit(
             add=add,
@@ -74,9 +144,9 @@ class OwnedTable:
             forget=forget,
             collect=collect,
         )
-        if told and moves is not None:
+        if needs_index and moves is not None:
             self.index.apply(moves, state)
-        elif told:
+        elif needs_index:
             self.index.catch_up(state)
         return state
 
@@ -85,9 +155,9 @@ class OwnedTable:
 class Flusher:
     """Flushes tables, and decides what a failure means.
 
-    Storage that does not answer, or refuses its credentials, is tried again later; a newer owner ends the
-    table here (`fenced`), and so do rows that cannot be kept (`refused`); anything else ends the store
-    (`failed`).
+    When storage does not answer, or refuses its credentials, the flush is tried again later. A newer owner
+    ends the table here (`on_fenced`), and so do rows that cannot be kept (`on_refused`). Any other error ends
+    the store (`on_failure`).
     """
 
     build: Build
@@ -95,15 +165,15 @@ class Flusher:
     sort_bytes: int
     large_txn_bytes: int
     clock: Clock
-    fenced: Callable[[OwnedTable], None]
-    refused: Callable[[OwnedTable, PenstockError], None]
-    failed: Callable[[PenstockError], None]
+    on_fenced: Callable[[OwnedTable], None]
+    on_refused: Callable[[OwnedTable, PenstockError], None]
+    on_failure: Callable[[PenstockError], None]
 
     def changes(self, rows: TableLog, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
-        """The changes that a table holds in (from_ts, to_ts], in order and once; close it after use.
+        """Yield the changes that a table holds in (from_ts, to_ts], in order and once; close it after use.
 
-        Raises Unavailable when they were flushed meanwhile. Nothing else refers to the rows, so that they
-        go as soon as they are sorted.
+        Raises Unavailable when they were flushed meanwhile. Nothing else refers to the rows, so their memory
+        is free as soon as they are sorted.
         """
         held = rows.list_held(from_ts, to_ts)
         return sort_changes(
@@ -114,7 +184,7 @@ class Flusher:
         )
 
     def flush(self, table: OwnedTable) -> bool:
-        """Move everything complete into objects; return whether that succeeded."""
+        """Move every complete change into objects; return whether that succeeded."""
         try:
             self._flush(table)
         except (Unavailable, Denied) as error:
@@ -125,20 +195,20 @@ class Flusher:
             metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("fenced").inc()
             _log.warning("table lost", extra={"table_id": table.rows.table_id, "reason": str(error)})
             table.rows.disown()
-            self.fenced(table)
+            self.on_fenced(table)
             return False
         except Invalid as error:
             metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("refused").inc()
             table.rows.disown()
-            self.refused(table, error)
+            self.on_refused(table, error)
             return False
         except PenstockError as error:
             metrics.EVENTSTORE_FLUSH_FAILURES_TOTAL.labels("failed").inc()
-            self.failed(error)
+            self.on_failure(error)
             return False
         except Exception as error:
             _log.exception("a flush failed unexpectedly", extra={"table_id": table.rows.table_id})
-            self.failed(
+            self.on_failure(
                 PenstockError(f"a flush of table {table.rows.table_id} failed ({type(error).__name__})")
             )
             raise
@@ -157,7 +227,7 @@ class Flusher:
     def _flush(self, table: OwnedTable) -> None:
         started = self.clock.monotonic()
         rows = table.rows
-        if rows.disowned:  # it holds nothing any more, which does not mean that there is nothing
+        if rows.disowned:  # its rows were dropped, which does not mean that there are no changes
             return
         settled = table.ownership.settle()
         if settled.flushed_ts > rows.flushed_ts:  # a commit whose answer was lost
@@ -167,7 +237,7 @@ class Flusher:
         if to_ts <= from_ts:
             return
         versions = self.schemas.versions(rows.table_id, from_ts, to_ts)
-        # Whoever reads the table up to here must know that it ended: its rows are no rows any more.
+        # A reader of the table up to here must know that it ended: it has no rows any more.
         ends = [dropped_fact(ts) for ts in self.schemas.ends(rows.table_id, from_ts, to_ts)]
         with closing(self.changes(rows, from_ts, to_ts)) as changes:
             self._commit_chunks(table, versions, changes, to_ts, ends)
@@ -181,9 +251,9 @@ class Flusher:
         to_ts: int,
         facts: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Commit chunk by chunk, each when the index knows of all before it: a tombstone asks it.
+        """Commit chunk by chunk, each once the index has all before it: tombstones look rows up there.
 
-        The first one says what else is true of the range, so that no manifest is complete without it.
+        The first chunk carries the facts of the range, so that no manifest is complete without them.
         """
         pieces = cut_chunks(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
         chunks = groupby(pieces, key=lambda piece: (piece.chunk, piece.direct))
@@ -196,16 +266,16 @@ class Flusher:
             (_, direct), rest = chunk
             build = self.build.build_direct if direct else self.build.build_appendable
             rows = (piece.rows for piece in rest)
-            passage = None if tracing.current is None else tracing.current.start_recorder()
-            if passage is not None:
-                rows = passage.pass_through(rows)
+            recorder = None if tracing.current is None else tracing.current.start_recorder()
+            if recorder is not None:
+                rows = recorder.pass_through(rows)
             built = build(table.rows.table_id, versions, rows, table.index.find)
             chunk = next(chunks, None)
             self._commit(table, versions, built if chunk else replace(built, last_ts=to_ts), facts)
             facts = ()
-            if passage is not None:
+            if recorder is not None:
                 table_id, name = table.rows.table_id, versions[-1].name
-                passage.record_arrival(tracing.Stage.FLUSH, key=str(table_id), table_id=table_id, table=name)
+                recorder.record_arrival(tracing.Stage.FLUSH, key=str(table_id), table_id=table_id, table=name)
 
     def _commit(
         self,
@@ -214,7 +284,7 @@ class Flusher:
         built: Built,
         facts: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Make a chunk part of the table, and let its rows go."""
+        """Make a chunk part of the table, and drop its rows from the log."""
         table.commit(
             add=built.objects,
             flushed_ts=built.last_ts,
@@ -225,69 +295,3 @@ class Flusher:
         table.rows.release(built.last_ts)
         for info in built.objects:
             metrics.EVENTSTORE_FLUSHED_ROWS_TOTAL.labels(info.side).inc(info.rows)
-
-
-_PRESSURE = 0.75  # of a bound: from here on tables are flushed before they are due
-_RELIEF = 0.5  # of a bound: down to here
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushPolicy:
-    """Flush by size, by age, and under pressure of memory or disk: largest, or oldest, first.
-
-    A table without resolved rows is left alone until the manifest has fallen far behind.
-    """
-
-    flush_bytes: int
-    flush_interval_s: float
-    idle_flush_interval_s: float
-    memory_bytes: int
-    wal_bytes: int
-
-    def choose(self, tables: Iterable[TableBacklog], *, now: float, wal_bytes: int) -> list[int]:
-        """The tables to flush now, most urgent first."""
-        loads = list(tables)
-        ready = [load for load in loads if load.flushable]
-        chosen: dict[int, None] = {}
-        chosen |= dict.fromkeys(self._for_disk(ready, wal_bytes))
-        chosen |= dict.fromkeys(self._for_memory(ready, sum(load.memory_bytes for load in loads)))
-        chosen |= dict.fromkeys(load.table_id for load in ready if self._is_due(load, now))
-        chosen |= dict.fromkeys(
-            load.table_id
-            for load in loads
-            if not load.flushable and load.behind_s >= self.idle_flush_interval_s
-        )
-        return list(chosen)
-
-    def must_wait(self, tables: Iterable[TableBacklog], *, wal_bytes: int) -> bool:
-        """Whether new rows wait for flushes: the disk is full, and flushing can free some of it.
-
-        Where nothing can be flushed, waiting would hold back the very resolved-ts that is waited for.
-        """
-        return wal_bytes > self.wal_bytes and any(load.flushable for load in tables)
-
-    def _is_due(self, load: TableBacklog, now: float) -> bool:
-        return load.held_bytes >= self.flush_bytes or now - load.oldest_at >= self.flush_interval_s
-
-    def _for_memory(self, ready: list[TableBacklog], used: int) -> list[int]:
-        if used < self.memory_bytes * _PRESSURE:
-            return []
-        largest = sorted(ready, key=lambda load: -load.memory_bytes)
-        return _until(largest, [load.memory_bytes for load in largest], used - self.memory_bytes * _RELIEF)
-
-    def _for_disk(self, ready: list[TableBacklog], used: int) -> list[int]:
-        if used < self.wal_bytes * _PRESSURE:
-            return []
-        oldest = sorted(ready, key=lambda load: load.oldest_at)
-        return _until(oldest, [load.held_bytes for load in oldest], used - self.wal_bytes * _RELIEF)
-
-
-def _until(loads: list[TableBacklog], sizes: list[int], wanted: float) -> list[int]:
-    """As many tables from the front as free what is wanted."""
-    chosen: list[int] = []
-    for load, size in zip(loads, sizes, strict=True):
-        if wanted <= 0:
-            break
-        chosen.append(load.table_id)
-        wanted -= size
-    return chosen

@@ -1,6 +1,6 @@
-"""Parquet objects: written row group by row group in bounded memory, then put on storage as a whole.
+"""Parquet objects: written row group by row group in bounded memory, then uploaded whole, and opened.
 
-Opening an object's Parquet file, and what its footer says of each row group.
+`column_bounds` returns what the footer of an object says of each row group.
 """
 
 from collections import Counter
@@ -17,20 +17,20 @@ import pyarrow.parquet as pq
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Corrupt
 from penstock.eventstore import paths
-from penstock.eventstore.manifest import Kind, ObjectInfo
+from penstock.eventstore.manifest import ObjectInfo, ObjectKind
 from penstock.eventstore.paths import Side
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT
 from penstock.object_storage import ObjectStorage
 
 ROW_GROUP_ROWS = 128 * 1024
-TOMBSTONE_GROUP_ROWS = 32 * 1024  # few, so that one data object's deletions are read without many others
-ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow; whichever comes first ends a row group
+TOMBSTONE_GROUP_ROWS = 32 * 1024  # few, so that the deletions of one data object are read with few others
+ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow; rows or bytes end a row group, whichever is reached first
 OBJECT_FORMAT = "2"
 TARGETS_MAX = 256
 
 
 class ObjectWriter:
-    """One object in the making: a scratch file, uploaded by `finish`. Rows come in the object's order.
+    """Writes one object: a scratch file, uploaded by `finish`. Rows come in the object's order.
 
     An object without rows is never written. Without `create_ts` it exists from its first commit on. A
     context: leaving it removes the scratch file.
@@ -42,7 +42,7 @@ class ObjectWriter:
         root: str,
         side: Side,
         *,
-        kind: Kind,
+        kind: ObjectKind,
         schema_version: int,
         schema: pa.Schema,
         scratch: Path,
@@ -52,7 +52,7 @@ class ObjectWriter:
         self._storage = storage
         self._root = root
         self._side: Side = side
-        self._kind: Kind = kind
+        self._kind: ObjectKind = kind
         self._schema_version = schema_version
         self._schema = schema.with_metadata(
             {"penstock.format": OBJECT_FORMAT, "penstock.schema_version": str(schema_version)}
@@ -80,7 +80,7 @@ class ObjectWriter:
 
     @property
     def size_bytes(self) -> int:
-        """How large the object is so far, without the row group in the making."""
+        """The size of the object so far, without the current row group."""
         return self._file.stat().st_size if self._writer is not None else 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -99,14 +99,14 @@ class ObjectWriter:
             self.end_group()
 
     def _count_targets(self, counted: "Counter[str]", objects: pa.Array) -> None:
-        """Count the rows of each data object that are deleted, unless it comes to too many objects."""
+        """Count the deleted rows of each data object, unless there are too many objects."""
         for found in objects.drop_null().value_counts().to_pylist():
             counted[found["values"]] += found["counts"]
         if len(counted) > TARGETS_MAX:
             self._targets = None
 
     def end_group(self) -> None:
-        """End the row group in the making, so that its rows leave memory."""
+        """End the current row group, so that its rows leave memory."""
         if not self._pending:
             return
         if self._writer is None:
@@ -117,7 +117,7 @@ class ObjectWriter:
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def finish(self) -> ObjectInfo | None:
-        """Upload the object and describe it; None when it has no rows."""
+        """Upload the object and describe it; return None when it has no rows."""
         if self._times is None or self._keys is None:
             return None
         self.end_group()
@@ -142,7 +142,7 @@ class ObjectWriter:
 
 
 def _widen(ends: tuple[Any, Any] | None, values: pa.Array) -> tuple[Any, Any]:
-    """The lowest and highest of what was seen and of some more values."""
+    """Return the lowest and the highest of the values seen so far and of some more."""
     found = pc.min_max(values).as_py()
     low, high = ends or (found["min"], found["max"])
     return min(low, found["min"]), max(high, found["max"])
@@ -157,10 +157,11 @@ def open_object(
     footer: pq.FileMetaData | None = None,
     dictionaries: Sequence[str] = (),
 ) -> Iterator[pq.ParquetFile]:
-    """An object's file; give its `footer` when it has been read before.
+    """Open an object's file; pass its `footer` when it has been read before.
 
-    Columns named in `dictionaries` are read as numbers into their distinct values, which is quick for few.
-    Raises Unavailable when the object is not there or storage does not answer, Corrupt when it is damaged.
+    Columns named in `dictionaries` are read as numbers into their distinct values, which is quick for few
+    values. Raises Unavailable when the object does not exist or storage does not answer, Corrupt when it is
+    damaged.
     """
     path = paths.object_path(paths.table_root(table_id), info.side, info.id)
     try:
@@ -186,9 +187,10 @@ class ColumnBounds:
 def column_bounds(
     footer: pq.FileMetaData, column: str, *, missing: ColumnBounds | None = None
 ) -> list[ColumnBounds | None]:
-    """The bounds of a column in each row group; None where it holds only nulls.
+    """Return the bounds of a column in each row group; None where it has only nulls.
 
-    Parquet keeps none of very long values: `missing` stands for them. Without it, pa.ArrowInvalid is raised.
+    Parquet keeps no bounds of very long values. `missing` is used for those; without it they raise
+    pa.ArrowInvalid.
     """
     leaves = [footer.schema.column(number).path for number in range(footer.num_columns)]
     at = leaves.index(column)

@@ -1,8 +1,8 @@
 """The primary-key index: where the row of a handle is, for the tables that are owned here.
 
 One RocksDB under the capture's data directory. Everything in it can be read from the objects again, so it has
-no write-ahead log: after a crash a prefix of the writes is left, and `catch_up` goes on from what it says of
-itself. What RocksDB refuses to read is thrown away and built anew.
+no write-ahead log: a crash leaves a prefix of the writes, and `catch_up` goes on from the state that the
+index records of itself. An index that RocksDB cannot read is deleted and built anew.
 """
 
 import json
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _MIB = 1024 * 1024
-_BATCH_ROWS = 8192  # RocksDB keeps other threads waiting while it takes a batch
+_BATCH_ROWS = 8192  # other threads wait while RocksDB takes a batch
 _READ_ROWS = 64 * 1024
 _ID_BYTES, _OFFSET_BYTES = 16, 4
 _VALUE_BYTES = _ID_BYTES + _OFFSET_BYTES
@@ -65,22 +65,22 @@ class PrimaryKeyIndex:
         self._db = _open(path)
 
     def table(self, table_id: int, storage: ObjectStorage) -> "TableIndex":
-        """The index of one table; it reads the table's objects from `storage` when it has to."""
+        """Return the index of one table; it reads the table's objects from `storage` when it has to."""
         return TableIndex(self, table_id, storage, self._clock)
 
     def current(self) -> Rdict:
-        """The database as it is now."""
+        """Return the database that is used now; a failure replaces it."""
         with self._lock:
             return self._db
 
     def call(self, db: Rdict, work: Callable[..., Any], *given: object) -> Any:
-        """Ask a database for something. Whatever the reason it fails for, an empty one takes its place."""
+        """Call a method of a database; when it fails, replace the database by an empty one and raise."""
         try:
             return work(*given)
         except Exception as error:
             _log.exception("primary-key index failed; it is built anew")
             self._replace(db)
-            raise Unavailable("the primary-key index failed and is built anew; wait") from error
+            raise Unavailable("the primary-key index failed and is built anew; try again later") from error
 
     def _replace(self, damaged: Rdict) -> None:
         with self._lock:
@@ -94,19 +94,19 @@ class PrimaryKeyIndex:
         self.call(db, db.delete_range, _prefix(table_id), _prefix(table_id + 1))
 
     def forget(self, table_id: int) -> None:
-        """A table is given up: free its room."""
-        with suppress(Unavailable):  # then the database that took the place of the damaged one lacks it too
+        """Free the room of a table that is given up."""
+        with suppress(Unavailable):  # the database was replaced by an empty one, which has no such table
             self.clear(self.current(), table_id)
 
     def close(self) -> None:
-        """Write everything to the disk. Safe to call twice."""
+        """Write everything to the disk. Closing twice is fine."""
         with self._lock:
             self._closed = True
             _close(self._db)
 
 
 def _prefix(table_id: int) -> bytes:
-    """What every key of a table begins with. Alone it is no row's key: no handle is empty."""
+    """Return what every key of a table begins with. Alone it is no row's key, because no handle is empty."""
     return table_id.to_bytes(8, "big")
 
 
@@ -148,10 +148,10 @@ def _close(db: Rdict) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """Which manifest a table's rows are of, and up to which entry. Kept behind them.
+    """The manifest entry up to which a table's rows are indexed. Written after them.
 
-    `newest` is the object that was added last: it tells this manifest from one that an older copy of it has
-    become since, by other entries of the same numbers.
+    `newest` is the object that was added last. It tells this manifest from an older copy that went on with
+    other entries of the same numbers.
     """
 
     origin: str
@@ -164,7 +164,7 @@ class _Applied:
         return cls(state.origin, state.seq, _newest(state, state.seq))
 
     def reaches(self, state: ManifestState) -> bool:
-        """Whether what it lacks of a state is all in that state's objects: none of it was archived."""
+        """Return whether the objects of a state have all that is missing here; archives are not read."""
         current = self.format == _FORMAT and self.origin == state.origin
         return (
             current
@@ -174,7 +174,7 @@ class _Applied:
 
 
 def _newest(state: ManifestState, upto_seq: int) -> str:
-    """The object that was added last, by an entry up to `upto_seq`; empty when there is none."""
+    """Return the object that was added last, by an entry up to `upto_seq`; empty when there is none."""
     added = ((info.seq, info.id) for info in state.objects.values() if info.seq <= upto_seq)
     return max(added, default=(0, ""))[1]
 
@@ -182,7 +182,7 @@ def _newest(state: ManifestState, upto_seq: int) -> str:
 class TableIndex:
     """Where each live row of a table is, as of the manifest state it was last brought up to.
 
-    Every method raises Unavailable when the database is damaged: the next `catch_up` builds it anew.
+    Every method raises Unavailable when the database is damaged; the next `catch_up` builds it anew.
     """
 
     def __init__(self, index: PrimaryKeyIndex, table_id: int, storage: ObjectStorage, clock: Clock) -> None:
@@ -191,12 +191,12 @@ class TableIndex:
         self._storage = storage
         self._clock = clock
         self._prefix = _prefix(table_id)
-        self._db = index.current()  # what is asked after a catch_up must be asked of the same database
+        self._db = index.current()  # all calls after a catch_up use the database that caught up
         self._applied: _Applied | None = None
         self._visible: frozenset[str] = frozenset()
 
     def catch_up(self, state: ManifestState) -> None:
-        """Bring the index up to a state, from its objects; from nothing when it is of another manifest.
+        """Bring the index up to a state from its objects; build it anew when it is of another manifest.
 
         Raises Unavailable also when an object cannot be read, Corrupt when one is damaged. It can be
         repeated, and be interrupted at any point.
@@ -217,7 +217,7 @@ class TableIndex:
         self._remember(state)
 
     def _apply_objects(self, state: ManifestState, seq: int) -> None:
-        """Apply what the objects of later entries than `seq` say: first what they end, then what lives."""
+        """Apply the objects of entries after `seq`: first the tombstones, then the live rows."""
         fresh = sorted((info for info in state.objects.values() if info.seq > seq), key=lambda info: info.id)
         for info in fresh:
             if seq and info.side == "tombstone" and info.kind != "merged":
@@ -254,9 +254,9 @@ class TableIndex:
         metrics.EVENTSTORE_INDEX_SECONDS.observe(self._clock.monotonic() - started)
 
     def find(self, handles: pa.Array) -> RowIds:
-        """Where the rows of some handles are; nowhere when no live row has the handle."""
+        """Return where the rows of some handles are; -1 when no live row has the handle."""
         assert self._applied is not None, "catch up first"
-        order = np.argsort(as_sort_keys(handles))  # neighbours lie in one block
+        order = np.argsort(as_sort_keys(handles))  # in order, because neighbours are in one block of RocksDB
         found: list[bytes] = []
         for start in range(0, len(order), _BATCH_ROWS):
             keys = self._keys(handles.take(pa.array(order[start : start + _BATCH_ROWS])))
@@ -288,7 +288,7 @@ class TableIndex:
         return None if data is None else _Applied(**json.loads(data))
 
     def _mark(self, state: ManifestState) -> None:
-        """Say what the rows written before this are of: it is on the disk no earlier than they are."""
+        """Record the state of the rows written before this; it reaches the disk no earlier than they do."""
         data = json.dumps(asdict(_Applied.of(state))).encode()
         self._index.call(self._db, self._db.put, self._prefix, data)
 
@@ -298,7 +298,7 @@ class TableIndex:
 
 
 def _pack(places: RowIds) -> list[bytes]:
-    """The values of some rows."""
+    """Return the values of some rows: object id and offset as fixed-width bytes."""
     ids = np.frombuffer(bytes.fromhex("".join(places.names)), np.uint8).reshape(-1, _ID_BYTES)
     packed = np.empty((len(places.offsets), _VALUE_BYTES), np.uint8)
     packed[:, :_ID_BYTES] = ids[places.objects]
@@ -308,7 +308,7 @@ def _pack(places: RowIds) -> list[bytes]:
 
 
 def _unpack(packed: npt.NDArray[np.uint8], visible: Collection[str]) -> RowIds:
-    """The rows of some values; those of objects that are not visible are nowhere."""
+    """Return the rows of some values; rows of objects that are not visible are not known."""
     ids = np.ascontiguousarray(packed[:, :_ID_BYTES])
     offsets = np.ascontiguousarray(packed[:, _ID_BYTES:]).view(">u4").ravel().astype(np.int64)
     encoded = pa.Array.from_buffers(pa.binary(_ID_BYTES), len(packed), [None, pa.py_buffer(ids)])

@@ -1,7 +1,7 @@
 """Row ids: which written row a tombstone ends. Vectorised; no I/O.
 
 A row id is (object id, offset of the row in that object). At one commit-ts a handle has at most one tombstone
-and one written row, tombstone first; so the row that a tombstone ends is the one written last before it.
+and one written row, tombstone first. So a tombstone ends the row that was written last before it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,14 +20,14 @@ _INTEGER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Rows of one side in the order of their commits: whose they are, and when."""
+    """Rows of one side in the order of their commits: their handles and commit timestamps."""
 
     handles: pa.Array
     commit_ts: Ints
 
     @classmethod
     def of(cls, handles: Iterable[pa.Array], commit_ts: Iterable[pa.Array]) -> "Events":
-        """Events that come in parts."""
+        """Join events that come in parts."""
         times = [part.to_numpy() for part in commit_ts]
         return cls(
             pa.concat_arrays([pa.array([], pa.binary()), *handles]),
@@ -37,7 +37,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What each tombstone ends, and what is left at the end.
+    """Which row each tombstone ends, and which rows are left at the end.
 
     `ends` has for each tombstone the number of the written row that it ends, ASK when that row was written
     before all of these, UNKNOWN when its handle was ended already. `live` are the written rows, and `gone`
@@ -50,15 +50,18 @@ class Matches:
 
 
 def match_tombstones(written: Events, ended: Events) -> Matches:
-    """Follow every handle through time."""
+    """Match each tombstone with the row that it ends, by following every handle through time."""
     count = len(ended.commit_ts)
     if not count + len(written.commit_ts):
         return Matches(*(np.empty(0, np.int64) for _ in range(3)))
     by_time = _in_time(written.commit_ts, ended.commit_ts)
     keys = as_sort_keys(pa.concat_arrays([ended.handles, written.handles]))[by_time]
     order = np.argsort(keys, kind="stable")
-    events, keys = by_time[order], keys[order]  # by handle, then time; tombstones have the low numbers
-    same = np.concatenate(([False], keys[1:] == keys[:-1]))  # as the one before
+    events, keys = (
+        by_time[order],
+        keys[order],
+    )  # by handle, then by time; tombstones have the numbers below `count`
+    same = np.concatenate(([False], keys[1:] == keys[:-1]))  # has the handle of the event before it
     before = np.concatenate(([0], events[:-1]))
     found = np.where(same, np.where(before >= count, before - count, UNKNOWN), ASK)
     ends = np.empty(count, np.int64)
@@ -69,7 +72,7 @@ def match_tombstones(written: Events, ended: Events) -> Matches:
 
 
 def _in_time(written: Ints, ended: Ints) -> Ints:
-    """Numbers of all events by commit-ts, tombstones before written rows; those count from len(ended) on."""
+    """Return the numbers of all events by commit-ts; tombstones come first and have the low numbers."""
     events = np.empty(len(written) + len(ended), np.int64)
     numbers = np.arange(len(events))
     first, second = numbers[: len(ended)], numbers[: len(written)]
@@ -79,11 +82,13 @@ def _in_time(written: Ints, ended: Ints) -> Ints:
 
 
 def as_sort_keys(handles: pa.Array) -> npt.NDArray[np.uint64]:
-    """Numbers that compare as the handles do."""
+    """Return numbers that compare as the handles do."""
     if not len(handles):
         return np.empty(0, np.uint64)
     lengths = pc.min_max(pc.binary_length(handles)).as_py()
-    if lengths["min"] == lengths["max"] == _INTEGER_BYTES:  # the handle of an integer key
+    if (
+        lengths["min"] == lengths["max"] == _INTEGER_BYTES
+    ):  # handles of integer keys: big-endian integers sort as their bytes
         _, offsets, content = handles.buffers()
         first = int(np.frombuffer(offsets, np.int32)[handles.offset])
         integers = np.frombuffer(content, ">u8", len(handles), first)
@@ -102,11 +107,11 @@ class RowIds:
 
     @classmethod
     def within(cls, name: str, offsets: Ints) -> "RowIds":
-        """Rows of one object."""
+        """Return the row ids of rows of one object."""
         return cls([name], np.zeros(len(offsets), np.int32), offsets)
 
     def columns(self, rows: Ints) -> tuple[pa.Array, pa.Array]:
-        """Object ids and offsets of some of them, null where the row is not known."""
+        """Return object ids and offsets of some rows, null where the row is not known."""
         objects, offsets = self.objects[rows], self.offsets[rows]
         unknown = objects < 0
         encoded = pa.DictionaryArray.from_arrays(
@@ -115,20 +120,20 @@ class RowIds:
         return encoded.cast(pa.string()), pa.array(offsets, mask=unknown)
 
     def order(self, commit_ts: Ints) -> Ints:
-        """The rows by (object, offset, commit-ts), those that are not known last."""
+        """Return the order by (object, offset, commit-ts), with rows that are not known last."""
         ranks = np.empty(len(self.names) + 1, np.int64)
         ranks[np.argsort(np.array(self.names, dtype=np.str_))] = np.arange(len(self.names))
-        ranks[-1] = len(self.names)  # where -1 leads
+        ranks[-1] = len(self.names)  # the rank of unknown rows: -1 is the last element
         return np.lexsort((commit_ts, self.offsets, ranks[self.objects]))
 
     def part(self, start: int, rows: int) -> "RowIds":
-        """A run of them."""
+        """Return a run of them."""
         return RowIds(self.names, self.objects[start : start + rows], self.offsets[start : start + rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What a chunk does to an index of rows: handles that have none any more, and where others' are."""
+    """What a chunk does to an index: handles without a row any more, and the new places of others' rows."""
 
     gone: pa.Array
     live: pa.Array
@@ -143,7 +148,7 @@ class Places:
     rows: Sequence[int]
 
     def of(self, numbers: Ints) -> RowIds:
-        """The row ids of some of the rows; negative numbers are not known."""
+        """Return the row ids of some of the rows; negative numbers are not known."""
         ends = np.cumsum(self.rows, dtype=np.int64)
         objects = np.searchsorted(ends, numbers, side="right")
         offsets = numbers - np.concatenate(([0], ends))[objects]
@@ -152,7 +157,7 @@ class Places:
 
 
 def fill_row_ids(known: RowIds, asked: npt.NDArray[np.bool_], answers: RowIds) -> RowIds:
-    """Row ids with the answers for those that were `asked` for."""
+    """Return row ids with the answers for those that were `asked` for."""
     objects, offsets = known.objects.copy(), known.offsets.copy()
     objects[asked] = np.where(answers.objects < 0, -1, answers.objects + len(known.names))
     offsets[asked] = answers.offsets

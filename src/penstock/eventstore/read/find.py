@@ -1,9 +1,7 @@
 """Finding tables on storage by their names, without the database that they came from.
 
-Marks on storage that lead from a table's name to its physical tables, and the end of a table as a fact.
-
-A mark says that a physical table has, or had, a name; the table's owner writes it, and nobody removes it.
-Which table has the name when is said by the manifests' facts.
+A mark on storage says that a physical table has or had a name; the table's owner writes it, and nobody
+removes it. Which table has the name at which time follows from the facts in the manifests.
 """
 
 import threading
@@ -25,20 +23,20 @@ __all__ = ["NameMarks", "RowsOf", "find_lives", "find_table", "list_known_ends",
 
 
 RowsOf = Callable[[int], RangeReader | None]
-"""Who has the newest rows of a physical table; None: nobody that is known."""
+"""Returns who has the newest rows of a physical table; None when nobody is known."""
 
 _LOADED_AT_ONCE = 16
 _SUGGESTED_MAX = 3
 
-_Name = tuple[str, str]  # database and table, in small letters
+_Name = tuple[str, str]  # database and table, in lower case
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A physical table as it is at the moment in question."""
+    """A physical table as it is at the time in question."""
 
     schema: SchemaVersion
-    begun: bool  # false: it is known by a later schema only, so it may not have been there
+    begun: bool  # False: only a later schema is known, so it may not have existed
 
     @property
     def name(self) -> _Name:
@@ -48,18 +46,18 @@ class _Found:
 def find_table(
     storage: StorageRef, name: str, *, at_ts: int | None = None, rows: RowsOf | RangeReader | None = None
 ) -> TableView:
-    """The table that is called `database.table` at `at_ts` (None: now), with its partitions as of then.
+    """Return the table that is called `database.table` at `at_ts` (None: now), with its partitions then.
 
-    `rows` reads what is not in objects yet. Names are compared without case; of tables that were dropped and
-    made again it is the one that is there at the moment. Raises Invalid when there is no such table,
-    Unavailable when storage does not answer or the table has no schema yet.
+    `rows` reads changes that are not in objects yet. Names are compared without case. Of tables that were
+    dropped and created again, the one that exists at that time is returned. Raises Invalid when there is no
+    such table, Unavailable when storage does not answer or the table has no schema yet.
     """
     wanted = _parse(name)
     rows_of = _resolver(rows)
-    looked_at = _read_at(_list_marked(storage, wanted, rows_of), at_ts)
-    fitting = [found for found in looked_at.values() if found is not None and found.name == wanted]
+    found_by_id = _read_at(_list_marked(storage, wanted, rows_of), at_ts)
+    fitting = [found for found in found_by_id.values() if found is not None and found.name == wanted]
     if not fitting:
-        if None in looked_at.values():
+        if None in found_by_id.values():
             raise Unavailable(f"table {name} has no schema on {storage.url} yet; wait for its first flush")
         raise Invalid(_describe_unknown(storage, name, wanted))
     newest = max(fitting, key=lambda found: (found.begun, found.schema.since_ts)).schema
@@ -70,7 +68,7 @@ def find_table(
 
 
 def find_lives(storage: StorageRef, name: str, rows: RangeReader | None = None) -> dict[int, list[Life]]:
-    """What is known of every physical table that has or had a name, by their ids; none of unknown ones.
+    """Return the lives of every physical table that has or had a name, by id; none of an unknown one.
 
     Raises Unavailable when storage does not answer.
     """
@@ -86,7 +84,7 @@ def _lives(state: PartitionState) -> list[Life]:
 
 
 def list_known_ends(state: PartitionState) -> list[int]:
-    """When a physical table was dropped or replaced, as far as its capture knows, or objects without it."""
+    """Return when a physical table was dropped or replaced, as its capture knows, or else its objects."""
     try:
         return state.ends(TS_MAX)
     except Unavailable:
@@ -99,12 +97,12 @@ def _list_marked(storage: StorageRef, name: _Name, rows_of: RowsOf) -> list[Part
 
 
 def list_tables(storage: StorageRef) -> list[str]:
-    """The names of all tables that are there, in order, as far as their objects know."""
+    """Return the names of all tables that exist, in order, as far as their objects know."""
     return sorted({found.schema.name for found in _list_present(storage, _all_names(storage))})
 
 
 def _all_names(storage: StorageRef) -> dict[_Name, set[int]]:
-    """Every name that is marked, with the physical tables that have or had it."""
+    """Return every name that is marked, with the physical tables that have or had it."""
     found: dict[_Name, set[int]] = {}
     for path in storage.open().names(paths.NAMES):
         mark = paths.parse_name_mark(path)
@@ -114,10 +112,10 @@ def _all_names(storage: StorageRef) -> dict[_Name, set[int]]:
 
 
 def _list_present(storage: StorageRef, names: dict[_Name, set[int]]) -> Iterable[_Found]:
-    """Those of some names' tables that are there now under one of the names."""
+    """Return those of some names' tables that exist now under one of the names."""
     ids = sorted(set().union(*names.values()))
-    looked_at = _read_at([Partition(storage, physical_id) for physical_id in ids], None)
-    return [found for found in looked_at.values() if found is not None and found.name in names]
+    found_by_id = _read_at([Partition(storage, physical_id) for physical_id in ids], None)
+    return [found for found in found_by_id.values() if found is not None and found.name in names]
 
 
 def _parse(name: str) -> _Name:
@@ -134,7 +132,7 @@ def _resolver(rows: RowsOf | RangeReader | None) -> RowsOf:
 
 
 def _read_at(partitions: list[Partition], at_ts: int | None) -> dict[int, _Found | None]:
-    """The physical tables that are there at a time; None for those of which nothing is known yet."""
+    """Return the physical tables that exist at a time; None for those of which nothing is known yet."""
     with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
         states = list(pool.map(Partition.state, partitions))
         schemas = list(pool.map(lambda state: _schemas(state, at_ts), states))
@@ -145,7 +143,7 @@ def _read_at(partitions: list[Partition], at_ts: int | None) -> dict[int, _Found
 
 
 def _is_gone(state: PartitionState, known: Sequence[SchemaVersion], at_ts: int | None) -> bool:
-    """Whether a table was dropped and did not come back; its capture may be the first to know that it did."""
+    """Return whether a table was dropped and did not come back; its capture may be the first to know that."""
     ts = _moment(at_ts)
     ended_ts = max((drop_ts for drop_ts in drop_times(state.manifest.facts) if drop_ts <= ts), default=0)
     return bool(ended_ts) and not any(ended_ts < version.since_ts <= ts for version in known)
@@ -164,7 +162,7 @@ def _find_at(known: Sequence[SchemaVersion], at_ts: int | None) -> _Found | None
 
 
 def _schemas(state: PartitionState, at_ts: int | None) -> list[SchemaVersion]:
-    """What the manifest knows, and what the capture knows beyond it; the capture may be away."""
+    """Return the schemas of the manifest, and those that the capture knows beyond it, if it answers."""
     if state.rows is not None and (at_ts is None or at_ts > state.flushed_ts):
         try:
             upto = state.readable_ts if at_ts is None else min(at_ts, state.readable_ts)
@@ -176,14 +174,15 @@ def _schemas(state: PartitionState, at_ts: int | None) -> list[SchemaVersion]:
 
 
 def _describe_unknown(storage: StorageRef, name: str, wanted: _Name) -> str:
-    """One line that says so, and what is there of a similar name."""
+    """Return a message that the table does not exist, with tables of similar names."""
     names = _all_names(storage)
     shown = {f"{database}.{table}": (database, table) for database, table in names}
     close = get_close_matches(".".join(wanted), shown, n=_SUGGESTED_MAX)
     there = {
-        found.schema.name for found in _list_present(storage, {shown[name]: names[shown[name]] for name in close})
+        found.schema.name
+        for found in _list_present(storage, {shown[name]: names[shown[name]] for name in close})
     }
-    hint = f"there is {', '.join(sorted(there))}" if there else "list_tables names those that are"
+    hint = f"there is {', '.join(sorted(there))}" if there else "list_tables names the tables that exist"
     return f"there is no table {name} on {storage.url}; {hint}"
 
 
@@ -199,7 +198,7 @@ class NameMarks:
         self._written: frozenset[str] | None = None
 
     def mark(self, names: Iterable[tuple[str, str]], table_id: int) -> None:
-        """Make a physical table known by the (database, table) names that it has or had."""
+        """Mark a physical table with the (database, table) names that it has or had."""
         wanted = {paths.name_mark(database.lower(), table.lower(), table_id) for database, table in names}
         missing = wanted - self._load_known()
         for path in sorted(missing):
@@ -209,7 +208,7 @@ class NameMarks:
                 self._written = (self._written or frozenset()) | missing
 
     def names(self) -> dict[int, set[tuple[str, str]]]:
-        """The physical tables that are known by any name: those that may have a manifest. With the names."""
+        """Return the names of every physical table that has a mark: only those may have a manifest."""
         found: dict[int, set[tuple[str, str]]] = {}
         for path in self._load_known():
             mark = paths.parse_name_mark(path)

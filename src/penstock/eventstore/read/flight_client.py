@@ -1,6 +1,6 @@
-"""Reading a capture's tables from elsewhere, over Arrow Flight.
+"""Reading a capture's tables from elsewhere, over Arrow Flight: the reader, its tickets, and access.
 
-Who may use a Flight service, and how a caller knows the service: TLS and a bearer token.
+A caller and a service know each other by TLS and a bearer token.
 """
 
 import base64
@@ -28,76 +28,6 @@ from penstock.settings.network import is_loopback
 __all__ = ["CORRUPT", "OPEN", "STALE", "FlightAccess", "FlightReader", "read_ticket", "write_ticket"]
 
 
-HEADER = "authorization"
-
-
-def bearer(token: SecretStr) -> bytes:
-    """The value of the header that carries a token."""
-    return b"Bearer " + token.get_secret_value().encode("ascii")
-
-
-@dataclass(frozen=True, slots=True)
-class FlightAccess:
-    """What a service shows to its callers and asks of them. The default asks for nothing."""
-
-    certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)  # with its key
-    authority: bytes | None = None  # callers must show a certificate that it signed
-    token: SecretStr | None = None  # every call must carry it
-
-    @classmethod
-    def of(cls, settings: CaptureSettings) -> "FlightAccess":
-        """Read what the settings name; raise Invalid when a file cannot be used.
-
-        An address that other machines reach must be protected: without TLS and a token it is refused.
-        """
-        token = settings.read_flight_token()
-        if not (settings.flight_tls and token) and not is_loopback(settings.flight_addr):
-            raise Invalid(
-                f"capture.flight_addr = {settings.flight_addr!r} can be reached by other machines; give"
-                " capture.flight_tls and capture.flight_token (or flight_token_path), or listen on 127.0.0.1"
-            )
-        if settings.flight_tls is None:
-            return cls(token=token)
-        certificate, key, authority = settings.flight_tls.read()
-        return cls((certificate, key), authority, token)
-
-    @property
-    def scheme(self) -> str:
-        """How an address of the service begins."""
-        return "grpc+tls" if self.certificate else "grpc"
-
-    def server_options(self) -> dict[str, Any]:
-        """Arguments for Flight's server."""
-        options: dict[str, Any] = {}
-        if self.certificate is not None:
-            options["tls_certificates"] = [self.certificate]
-        if self.authority is not None:
-            options |= {"verify_client": True, "root_certificates": self.authority}
-        if self.token is not None:
-            options["middleware"] = {"token": TokenCheck(self.token)}
-        return options
-
-
-OPEN = FlightAccess()
-
-
-class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc] # pyarrow ships no types
-    """Refuses every call, of whatever method, that does not carry the token. Takes constant time."""
-
-    def __init__(self, token: SecretStr) -> None:
-        super().__init__()
-        self._expected = bearer(token)
-
-    def start_call(self, _info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> None:
-        """Called by Flight before the call itself."""
-        given = [value for name, values in headers.items() if name.lower() == HEADER for value in values]
-        if not given:
-            raise flight.FlightUnauthenticatedError("this service needs a token; send authorization: Bearer")
-        shown = given[0].encode() if isinstance(given[0], str) else given[0]
-        if len(given) > 1 or not hmac.compare_digest(shown, self._expected):
-            raise flight.FlightUnauthenticatedError("the token is not the one of this service; check it")
-
-
 _ANSWER_TIMEOUT_S = 30.0
 _ADDED_BY_FLIGHT = re.compile(r"\. (?:Detail|gRPC client debug context): .*", re.DOTALL)
 
@@ -107,8 +37,8 @@ class FlightReader:
 
     A context; connects when it is first used. Thread-safe; can be pickled. Every method raises Unavailable
     when the capture does not answer or does not own the table, Invalid when it refuses the token or the
-    question, StaleRead when history is gone, Corrupt when its objects are damaged. A service whose
-    certificate, or ours, is not accepted does not answer.
+    request, StaleRead when history is gone, Corrupt when its objects are damaged. A service whose
+    certificate, or ours, is not accepted counts as one that does not answer.
     """
 
     def __init__(self, addr: str, *, tls: TlsSettings | None = None, token: SecretStr | None = None) -> None:
@@ -119,7 +49,7 @@ class FlightReader:
         self._connecting = threading.Lock()
 
     def tables(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[CaptureProgress]:
-        """Every table that the capture owns, by id, in one call however many there are."""
+        """Return every table that the capture owns, by id, in one call however many there are."""
         columns = json.loads(self.run_action("progress", b"", timeout_s=timeout_s))
         return [
             CaptureProgress(**dict(zip(columns, values, strict=True)))
@@ -127,7 +57,7 @@ class FlightReader:
         ]
 
     def progress(self, table_id: int) -> CaptureProgress:
-        """How far a table can be read."""
+        """Return how far a table can be read."""
         return _progress(self.run_action("resolved_ts", json.dumps({"table_id": table_id}).encode()))
 
     def run_action(self, name: str, body: bytes, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> bytes:
@@ -138,14 +68,14 @@ class FlightReader:
             return found
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
-        """See RangeReader."""
+        """Have the capture divide a range where the table's schema changes."""
         descriptor = flight.FlightDescriptor.for_command(write_ticket(wanted))
         with self._errors():
             info = self._connection().get_flight_info(descriptor, self._options(_ANSWER_TIMEOUT_S))
             return [_part(endpoint) for endpoint in info.endpoints]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """See RangeReader. The rows come as they are taken."""
+        """Return the schema and the rows of a part; rows are sent as they are taken."""
         with self._errors():
             stream = self._connection().do_get(flight.Ticket(write_ticket(wanted)), self._options())
             return stream.schema, self._batches(stream)
@@ -207,11 +137,11 @@ def _translate(error: Exception, service: str) -> PenstockError:
     if extra.startswith(STALE):
         gone = json.loads(extra.removeprefix(STALE))
         return StaleRead(gone["table"], gone["ts"], oldest_ts=gone["oldest_ts"])
-    said = f"{service}: {_message(error)}"
+    message = f"{service}: {_message(error)}"
     if extra == CORRUPT:
-        return Corrupt(said)
+        return Corrupt(message)
     refused = isinstance(error, pa.ArrowInvalid | flight.FlightUnauthenticatedError)
-    return Invalid(said) if refused else Unavailable(said)
+    return Invalid(message) if refused else Unavailable(message)
 
 
 def _part(endpoint: flight.FlightEndpoint) -> SchemaRange:
@@ -219,27 +149,25 @@ def _part(endpoint: flight.FlightEndpoint) -> SchemaRange:
     return SchemaRange(read_ticket(endpoint.ticket.ticket), schema)
 
 
-def _progress(described: bytes) -> CaptureProgress:
-    return CaptureProgress(**json.loads(described))
+def _progress(answer: bytes) -> CaptureProgress:
+    return CaptureProgress(**json.loads(answer))
 
 
 def _message(error: Exception) -> str:
-    """The capture's own words, in one line."""
+    """Return the capture's own message, in one line."""
     words = _ADDED_BY_FLIGHT.sub("", str(error)).rpartition("with message: ")[2]
     return " ".join(words.split()) or type(error).__name__
 
 
-CORRUPT = b"penstock.corrupt"  # tells damage from the other reasons for an internal error
-
-
-STALE = b"penstock.stale "  # the same for history that is gone; what it was follows as JSON
+CORRUPT = b"penstock.corrupt"  # marks an internal error as damage
+STALE = b"penstock.stale "  # marks an internal error as history that is gone; its details follow as JSON
 
 
 _RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
 
 
 def write_ticket(wanted: ReadRange) -> bytes:
-    """The ticket of a range."""
+    """Encode a range as a ticket."""
     tree = {
         "table_id": wanted.table_id,
         "from_ts": wanted.from_ts,
@@ -253,7 +181,7 @@ def write_ticket(wanted: ReadRange) -> bytes:
 
 
 def read_ticket(ticket: bytes) -> ReadRange:
-    """The range of a ticket; raise Invalid when it is none."""
+    """Decode the range of a ticket; raise Invalid when the ticket has none."""
     try:
         tree = json.loads(ticket)
         unknown = sorted(set(tree) - _RANGE_KEYS)
@@ -275,3 +203,75 @@ def read_ticket(ticket: bytes) -> ReadRange:
     if wanted.side not in get_args(Side):
         raise Invalid(f"a table has no side {wanted.side!r}; there are {' and '.join(get_args(Side))}")
     return wanted
+
+
+HEADER = "authorization"
+
+
+def bearer(token: SecretStr) -> bytes:
+    """Return the value of the header that carries a token."""
+    return b"Bearer " + token.get_secret_value().encode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class FlightAccess:
+    """What a service shows to its callers and asks of them. The default asks for nothing."""
+
+    certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)  # and its key
+    authority: bytes | None = None  # callers must show a certificate that it signed
+    token: SecretStr | None = None  # every call must carry it
+
+    @classmethod
+    def of(cls, settings: CaptureSettings) -> "FlightAccess":
+        """Read the files that the settings name; raise Invalid when a file cannot be used.
+
+        An address that other machines reach must be protected: without TLS and a token it is refused.
+        """
+        token = settings.read_flight_token()
+        if not (settings.flight_tls and token) and not is_loopback(settings.flight_addr):
+            raise Invalid(
+                f"capture.flight_addr = {settings.flight_addr!r} can be reached by other machines; give"
+                " capture.flight_tls and capture.flight_token (or flight_token_path), or listen on 127.0.0.1"
+            )
+        if settings.flight_tls is None:
+            return cls(token=token)
+        certificate, key, authority = settings.flight_tls.read()
+        return cls((certificate, key), authority, token)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the service's address."""
+        return "grpc+tls" if self.certificate else "grpc"
+
+    def server_options(self) -> dict[str, Any]:
+        """Return the arguments for Flight's server."""
+        options: dict[str, Any] = {}
+        if self.certificate is not None:
+            options["tls_certificates"] = [self.certificate]
+        if self.authority is not None:
+            options |= {"verify_client": True, "root_certificates": self.authority}
+        if self.token is not None:
+            options["middleware"] = {"token": TokenCheck(self.token)}
+        return options
+
+
+OPEN = FlightAccess()
+
+
+class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc] # pyarrow ships no types
+    """Refuses every call, of whatever method, that does not carry the token. Takes constant time."""
+
+    def __init__(self, token: SecretStr) -> None:
+        super().__init__()
+        self._expected = bearer(token)
+
+    def start_call(self, _info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> None:
+        """Check the token; Flight calls this before the call itself."""
+        given = [value for name, values in headers.items() if name.lower() == HEADER for value in values]
+        if not given:
+            raise flight.FlightUnauthenticatedError(
+                "this service needs a token; send it as authorization: Bearer"
+            )
+        shown = given[0].encode() if isinstance(given[0], str) else given[0]
+        if len(given) > 1 or not hmac.compare_digest(shown, self._expected):
+            raise flight.FlightUnauthenticatedError("the token is not the one of this service; check it")

@@ -1,13 +1,10 @@
-"""The rows of data objects that are there at a timestamp, row group by row group.
+"""The rows of data objects that exist at a timestamp, row group by row group.
 
-What a row group needs is decided from the footer and from the offsets that do not count: nothing, when no row
-of it is wanted; its columns as they are, when all are; else a mask, for which `_commit_ts` and `_handle` are
-read only where they decide anything.
+The footer and the offsets that do not count decide what is read of a row group: nothing, when no row of it
+counts; its columns as they are, when all rows count; else its columns and a mask, for which `_commit_ts` and
+`_handle` are read only where they decide anything.
 
-Where an object has the rows of touched handles: so many more offsets that do not count.
-
-The handles of many row groups are looked up together, because each look-up costs a hash table of the touched
-ones. Row groups whose handles are elsewhere are not read.
+`overwritten_offsets` finds the rows of handles that changed later, whose offsets do not count either.
 """
 
 from bisect import bisect_left, bisect_right
@@ -36,55 +33,15 @@ NO_HANDLES = pa.nulls(0, pa.binary())  # pa.array would import pandas
 
 _WINDOW_ROWS = 1024 * 1024
 _VALUE = methodcaller("as_py")
-
-
-class GroupHandles(NamedTuple):
-    """A row group: its place in the file, the offset of its first row, and what its handles are within."""
-
-    number: int
-    start: int
-    rows: int
-    bounds: ColumnBounds
-
-
-def overwritten_offsets(file: pq.ParquetFile, groups: Sequence[GroupHandles], touched: pa.Array) -> Offsets:
-    """The offsets, in order, of rows in some row groups whose handles are among the ordered `touched`."""
-    found = [np.empty(0, np.int64)]
-    for window in _windows([group for group in groups if len(_select_within(touched, group.bounds))]):
-        low, high = min(member.bounds.low for member in window), max(member.bounds.high for member in window)
-        handles = file.read_row_groups([member.number for member in window], columns=[HANDLE]).column(HANDLE)
-        hits = pc.is_in(handles, value_set=_select_within(touched, ColumnBounds(low, high))).to_numpy()
-        offsets = np.concatenate([np.arange(member.start, member.start + member.rows) for member in window])
-        found.append(offsets[hits])
-    return np.concatenate(found)
-
-
-def _windows(groups: Sequence[GroupHandles]) -> Iterator[list[GroupHandles]]:
-    window: list[GroupHandles] = []
-    for group in groups:
-        if window and sum(member.rows for member in window) + group.rows > _WINDOW_ROWS:
-            yield window
-            window = []
-        window.append(group)
-    if window:
-        yield window
-
-
-def _select_within(ordered: pa.Array, bounds: ColumnBounds) -> pa.Array:
-    """Those of some ordered handles that are within the bounds."""
-    low = bisect_left(ordered, bounds.low, key=_VALUE)
-    return ordered[low : bisect_right(ordered, bounds.high, key=_VALUE)]
-
-
-_BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, so their parts are
+_BLOCKS_PER_GROUP = 4  # row groups are bounded in bytes, and so are parts of them
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectScanTask:
-    """Row groups of a data object, from `first` up to `end` (None: all the rest), and what they hold."""
+    """Row groups of a data object, from `first` up to `end` (None: to the last), and their size."""
 
     info: ObjectInfo
-    table: TableInfo  # the schema of its rows
+    table: TableInfo  # the schema of the object's rows
     rows: int
     size_bytes: int
     first: int = 0
@@ -92,7 +49,7 @@ class ObjectScanTask:
 
     @property
     def handles(self) -> ColumnBounds:
-        """What the handles are within."""
+        """The bounds of the handles."""
         return ColumnBounds(self.info.key_min, self.info.key_max)
 
 
@@ -104,19 +61,19 @@ class HandleRange:
     high: bytes = b""
 
     def meets(self, bounds: ColumnBounds) -> bool:
-        """Whether a handle within the bounds may be in the range."""
+        """Return whether a handle within the bounds may be in the range."""
         return bool(bounds.high >= self.low and (not self.high or bounds.low < self.high))
 
     def covers(self, bounds: ColumnBounds) -> bool:
-        """Whether every handle within the bounds is in the range."""
+        """Return whether every handle within the bounds is in the range."""
         return bool(bounds.low >= self.low and (not self.high or bounds.high < self.high))
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectScan:
-    """Reads pieces as of `ts`, as columns of `table`: no deleted row, none above `ts`, none that is touched.
+    """Reads objects as of `ts`, as columns of `table`, without deleted rows and without `changed_handles`.
 
-    `touched` must be in order. Takes the memory of parts of a row group, and of a deletion vector.
+    `changed_handles` must be in order. Takes the memory of parts of a row group, and of a deletion vector.
     """
 
     storage: ObjectStorage
@@ -130,9 +87,10 @@ class ObjectScan:
     changed_handles: pa.Array = field(default_factory=lambda: NO_HANDLES)
 
     def batches(self, pieces: Sequence[ObjectScanTask]) -> Generator[pa.RecordBatch, None, None]:
-        """The rows, in parts of row groups; the next part is read meanwhile. No batch is empty.
+        """Yield the rows, in parts of row groups; the next part is read meanwhile. No batch is empty.
 
-        Raises Unavailable when an object is not there or storage does not answer, Corrupt when it is damaged.
+        Raises Unavailable when an object does not exist or storage does not answer, Corrupt when it is
+        damaged.
         """
         with closing(ReadAhead(self._read(pieces))) as ahead:
             while (found := ahead.next()) is not None:
@@ -153,7 +111,7 @@ class ObjectScan:
                         start += rows.num_rows
 
     def _groups(self, piece: ObjectScanTask, file: pq.ParquetFile, deleted: Offsets) -> list["_Group"]:
-        """The row groups that may have rows, and what tells them."""
+        """Return the row groups that may have rows, and what rules rows out."""
         footer = file.metadata
         commits = column_bounds(footer, COMMIT_TS)
         handles = column_bounds(footer, HANDLE, missing=piece.handles)
@@ -167,22 +125,22 @@ class ObjectScan:
             if keys is not None and self.handles.meets(keys)
         ]
         if len(self.changed_handles):
-            touched = overwritten_offsets(file, [keys for _, keys in chosen], self.changed_handles)
-            deleted = union([deleted, touched])
-        made = []
+            overwritten = overwritten_offsets(file, [keys for _, keys in chosen], self.changed_handles)
+            deleted = union([deleted, overwritten])
+        groups = []
         for commit, group in chosen:
             low, high = np.searchsorted(deleted, [group.start, group.start + group.rows])
             if high - low < group.rows:
                 upto_ts = self.ts if commit.high > self.ts else None
                 inside = None if self.handles.covers(group.bounds) else self.handles
                 gone = deleted[low:high] - group.start
-                made.append(_Group(group.number, group.rows, gone, upto_ts, inside))
-        return made
+                groups.append(_Group(group.number, group.rows, gone, upto_ts, inside))
+        return groups
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A row group, and what rules rows of it out; None or empty: nothing does. Its offsets are from 0."""
+    """A row group, and what rules its rows out; None or empty: nothing does. Its offsets are from 0."""
 
     number: int
     rows: int
@@ -191,15 +149,17 @@ class _Group:
     handles: HandleRange | None
 
     def read(self, file: pq.ParquetFile, names: Sequence[str], rows_max: int) -> Iterator[pa.RecordBatch]:
-        """The columns, and those that a mask needs, of all its rows in order."""
+        """Yield the columns, and those that a mask needs, of all its rows in order."""
         extra = [COMMIT_TS] if self.upto_ts is not None else []
         extra += [HANDLE] if self.handles is not None else []
-        columns = list(dict.fromkeys([*names, *extra])) or [COMMIT_TS]  # without columns there are no batches
+        columns = list(dict.fromkeys([*names, *extra])) or [
+            COMMIT_TS
+        ]  # without columns Parquet yields no batches
         rows = min(rows_max, -(-self.rows // _BLOCKS_PER_GROUP))
         yield from file.iter_batches(rows, row_groups=[self.number], columns=columns)
 
     def mask(self, rows: pa.RecordBatch, start: int) -> pa.Array | None:
-        """Which of the rows from `start` on nothing rules out; None: all."""
+        """Return which of the rows from `start` on count; None: all."""
         low, high = np.searchsorted(self.deleted, [start, start + rows.num_rows])
         gone = self.deleted[low:high] - start
         mask = pa.array(live_mask(rows.num_rows, gone)) if len(gone) else None
@@ -211,7 +171,7 @@ class _Group:
 
 
 class _Block(NamedTuple):
-    """Rows of a row group, from its `start` on, as they were read."""
+    """Rows of a row group, from its row `start` on, as they were read."""
 
     group: _Group
     projection: Projection
@@ -219,7 +179,7 @@ class _Block(NamedTuple):
     rows: pa.RecordBatch
 
     def select_live(self) -> pa.RecordBatch:
-        """Those that nothing rules out, projected; nothing is copied when those are all."""
+        """Return the rows that count, projected; nothing is copied when those are all."""
         mask = self.group.mask(self.rows, self.start)
         return self.projection.apply(self.rows if mask is None else self.rows.filter(mask))
 
@@ -231,3 +191,49 @@ def _both(one: pa.Array | None, other: pa.Array) -> pa.Array:
 def _inside(handles: pa.Array, wanted: HandleRange) -> pa.Array:
     above = pc.greater_equal(handles, pa.scalar(wanted.low, pa.binary()))
     return pc.and_(above, pc.less(handles, pa.scalar(wanted.high, pa.binary()))) if wanted.high else above
+
+
+class GroupHandles(NamedTuple):
+    """A row group: its number in the file, the offset of its first row, and the bounds of its handles."""
+
+    number: int
+    start: int
+    rows: int
+    bounds: ColumnBounds
+
+
+def overwritten_offsets(
+    file: pq.ParquetFile, groups: Sequence[GroupHandles], changed_handles: pa.Array
+) -> Offsets:
+    """Return the offsets, in order, of rows in some row groups whose handles are in `changed_handles`.
+
+    Those must be in order. The handles of many row groups are looked up together, because each look-up costs
+    a hash table of the changed handles. Row groups without such handles are not read.
+    """
+    found = [np.empty(0, np.int64)]
+    for window in _windows([group for group in groups if len(_select_within(changed_handles, group.bounds))]):
+        low, high = min(member.bounds.low for member in window), max(member.bounds.high for member in window)
+        handles = file.read_row_groups([member.number for member in window], columns=[HANDLE]).column(HANDLE)
+        hits = pc.is_in(
+            handles, value_set=_select_within(changed_handles, ColumnBounds(low, high))
+        ).to_numpy()
+        offsets = np.concatenate([np.arange(member.start, member.start + member.rows) for member in window])
+        found.append(offsets[hits])
+    return np.concatenate(found)
+
+
+def _windows(groups: Sequence[GroupHandles]) -> Iterator[list[GroupHandles]]:
+    window: list[GroupHandles] = []
+    for group in groups:
+        if window and sum(member.rows for member in window) + group.rows > _WINDOW_ROWS:
+            yield window
+            window = []
+        window.append(group)
+    if window:
+        yield window
+
+
+def _select_within(ordered: pa.Array, bounds: ColumnBounds) -> pa.Array:
+    """Return those of some ordered handles that are within the bounds."""
+    low = bisect_left(ordered, bounds.low, key=_VALUE)
+    return ordered[low : bisect_right(ordered, bounds.high, key=_VALUE)]

@@ -1,10 +1,9 @@
-"""One physical table for readers: what its manifest says, its history, and who has its newest rows.
+"""One physical table for readers: its manifest, its history, and who has its newest rows.
 
-Planning holds a `Partition`, which is small and travels; reading holds a `PartitionState`, which is what
-the partition was at one moment. Objects never change, so a state stays true until garbage collection takes
-an object that it names; `reading_history` turns that into the right error.
-
-Ranges of a table's changes, and the seam to whoever has those that are not in objects yet.
+Planning holds a `Partition`, which is small and can be pickled; reading holds a `PartitionState`, which is
+the partition at one moment. Objects never change, so a state stays true until garbage collection removes an
+object that it names; `reading_history` turns that into the right error. `RangeReader` is the seam to whoever
+has changes that are not in objects yet.
 """
 
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ import pyarrow as pa
 from penstock.clock import TS_MAX
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore import manifest_log, paths
-from penstock.eventstore.manifest import ManifestState, ObjectInfo, dropped_ts, drop_times, read_archive
+from penstock.eventstore.manifest import ManifestState, ObjectInfo, drop_times, dropped_ts, read_archive
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import (
     SchemaVersion,
     cut_at_changes,
-    versions_in_force,
     schemas_in,
+    versions_in_force,
 )
 from penstock.object_storage import ObjectStorage, StorageRef
 
@@ -54,8 +53,8 @@ class SchemaRange:
 class CaptureProgress:
     """How far a table has come in the capture that owns it.
 
-    No change up to `readable_ts` was committed after `changed_ts`, and none after `oldest_ts` is gone. The
-    table was dropped, truncated or replaced at `ended_ts` (0: it is there).
+    No change up to `readable_ts` was committed after `changed_ts`, and no change after `oldest_ts` is gone.
+    The table was dropped, truncated or replaced at `ended_ts` (0: it exists).
     """
 
     table_id: int
@@ -76,7 +75,7 @@ class RangeReader(Protocol):
     """
 
     def progress(self, table_id: int) -> CaptureProgress:
-        """How far a table can be read."""
+        """Return how far a table can be read."""
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
         """Divide a range where the table's schema changes, in order.
@@ -85,10 +84,11 @@ class RangeReader(Protocol):
         """
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The schema and the rows of a part, ordered by (commit_ts, start_ts, handle), in bounded memory.
+        """Return the schema and the rows of a part, by (commit_ts, start_ts, handle), in bounded memory.
 
         Raises Unavailable when the range is not complete yet, or rows moved while they were read; StaleRead
-        when its beginning is gone; Invalid when the schema changes within it or a column is not there.
+        when the beginning of the range is gone; Invalid when the schema changes within it or a column does
+        not exist.
         """
 
 
@@ -97,7 +97,7 @@ _LOAD_ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Partition:
-    """A physical table. `rows` reads what is not in objects yet; without it only objects are read.
+    """A physical table. `rows` reads changes that are not in objects yet; without it only objects are read.
 
     Can be pickled when `rows` can.
     """
@@ -107,10 +107,10 @@ class Partition:
     rows: RangeReader | None = None
 
     def state(self, *, from_ts: int | None = None) -> "PartitionState":
-        """What the partition is now; with `from_ts` also what history from there on needs.
+        """Return the partition as it is now; with `from_ts` also what history from there on needs.
 
-        Raises Unavailable when storage does not answer, Corrupt when the manifest is damaged. What is read
-        must still pass `check_range`.
+        Raises Unavailable when storage does not answer, Corrupt when the manifest is damaged. A range of it
+        must pass `check_range` before it is read.
         """
         storage = self.storage.open()
         manifest = _load(storage, self.table_id, from_ts)
@@ -121,26 +121,26 @@ class Partition:
 class TableView:
     """A table as readers name it: its partitions, or itself as the only one.
 
-    Changes of a range are those of the table's partitions at the end of the range, which may be others than
-    these; see `changes.collecting.fix_range`. A `fixed` view is of exactly these.
+    The changes of a range are those of the partitions that the table has at the end of the range, which may
+    be others than these; `penstock.changes.collect.fix_range` finds them. A `fixed` view has exactly these.
     """
 
     name: str
     partitions: tuple[Partition, ...]
-    table_id: int = 0  # 0: that of the table that the first partition belongs to
-    named: bool = True  # whether its name was asked for, whatever table has it when; else it is this table
+    table_id: int = 0  # 0: the table that the first partition belongs to
+    named: bool = True  # the reader asked for the name, whichever table has it; False: for this table
     fixed: bool = False
 
 
 @dataclass(frozen=True)
 class PartitionState:
-    """A partition at one moment. Everything up to `flushed_ts` is in `manifest`; above it `rows` has it."""
+    """A partition at one moment. Changes up to `flushed_ts` are in `manifest`; `rows` reads later ones."""
 
     table_id: int
     storage: ObjectStorage
-    manifest: ManifestState  # with the objects of the archives that were asked for
+    manifest: ManifestState  # with the objects of the archives that history from `history_from` on needs
     rows: RangeReader | None = None
-    history_from: int = 0  # what was removed before it may be missing from `manifest`
+    history_from: int = 0  # objects that were removed before it may be missing from `manifest`
     _known_upto: dict[int, list[SchemaVersion]] = field(default_factory=dict, repr=False, compare=False)
     _answers: list[CaptureProgress] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -156,9 +156,10 @@ class PartitionState:
 
     @property
     def _progress(self) -> CaptureProgress | None:
-        """The first answer: others that came meanwhile do not count, so that it stays the same.
+        """The first answer of the capture, kept so that the state does not change.
 
-        No lock is held while the capture is asked; that of a cached_property is the same for all states.
+        No lock is held while the capture is asked. The lock of a cached_property would be shared by all
+        states.
         """
         if self.rows is None:
             return None
@@ -168,21 +169,21 @@ class PartitionState:
 
     @property
     def readable_ts(self) -> int:
-        """How far the partition can be read, with the help of whoever has the newest rows."""
+        """How far the partition can be read, with the capture that has its newest rows."""
         return max(self.flushed_ts, 0 if self._progress is None else self._progress.readable_ts)
 
     @property
     def newest_ts(self) -> int:
-        """How far the partition can be read as a part of its table: it may have been dropped, or replaced."""
+        """How far it can be read as a part of its table, which ends where it was dropped or replaced."""
         ended_ts = dropped_ts(self.manifest.facts, TS_MAX)
         if not ended_ts and self._progress is not None:
             ended_ts = self._progress.ended_ts
         return min(self.readable_ts, ended_ts - 1) if ended_ts else self.readable_ts
 
     def ends(self, upto_ts: int) -> list[int]:
-        """When the partition was dropped or replaced, each time up to `upto_ts`, and maybe later ones.
+        """Return each time up to `upto_ts` at which the partition was dropped or replaced, maybe later ones.
 
-        Raises Unavailable when whoever has the newest rows does not answer.
+        Raises Unavailable when the capture that has the newest rows does not answer.
         """
         known = drop_times(self.manifest.facts)
         if upto_ts > self.flushed_ts and self._progress is not None and self._progress.ended_ts:
@@ -190,9 +191,10 @@ class PartitionState:
         return known
 
     def check_range(self, from_ts: int, to_ts: int) -> None:
-        """Raise unless (from_ts, to_ts] can be read; from_ts = 0 stands for a snapshot at to_ts.
+        """Raise unless (from_ts, to_ts] can be read; from_ts = 0 means a snapshot at to_ts.
 
-        Invalid: it is no range. StaleRead: history it needs is gone. Unavailable: it is not complete yet.
+        Invalid: it is no range. StaleRead: history that it needs is gone. Unavailable: it is not complete
+        yet.
         """
         require_range(from_ts, to_ts)
         self.check_history(from_ts or to_ts)
@@ -212,7 +214,7 @@ class PartitionState:
         return schemas_in(self.manifest.facts)
 
     def schemas(self, from_ts: int, to_ts: int) -> list[SchemaVersion]:
-        """The versions in force for changes in (from_ts, to_ts], by time, from the one at its start on.
+        """Return the versions in force in (from_ts, to_ts], by time, from the one at its start on.
 
         Raises Unavailable when the range is not complete yet, or the table has no schema.
         """
@@ -222,9 +224,9 @@ class PartitionState:
         return found
 
     def schemas_upto(self, to_ts: int) -> list[SchemaVersion]:
-        """Every version up to `to_ts` that is known, and maybe later ones, by time.
+        """Return every known version up to `to_ts`, and maybe later ones, by time.
 
-        Raises Unavailable when that is not complete yet, or whoever has the newest rows does not answer.
+        Raises Unavailable when the versions are not complete yet, or the capture does not answer.
         """
         if to_ts <= self.flushed_ts:
             return self.known_schemas
@@ -235,11 +237,14 @@ class PartitionState:
             newer = ReadRange(table_id=self.table_id, from_ts=self.flushed_ts, to_ts=to_ts)
             known = {version.version: version for version in self.known_schemas}
             known |= {part.schema.version: part.schema for part in self.rows.parts(newer)}
-            asked_ts, self._known_upto[to_ts] = to_ts, sorted(known.values(), key=lambda version: version.since_ts)
+            asked_ts, self._known_upto[to_ts] = (
+                to_ts,
+                sorted(known.values(), key=lambda version: version.since_ts),
+            )
         return self._known_upto[asked_ts]
 
     def schema_at(self, ts: int) -> SchemaVersion:
-        """The version in force at `ts`; raise Unavailable as `schemas` does."""
+        """Return the version in force at `ts`; raise Unavailable as `schemas` does."""
         return self.schemas(ts - 1, ts)[-1]
 
     def parts(self, from_ts: int, to_ts: int) -> list[tuple[int, int, SchemaVersion]]:
@@ -247,17 +252,17 @@ class PartitionState:
         return cut_at_changes(self.schemas(from_ts, to_ts), from_ts, to_ts)
 
     def visible_objects(self, side: Side, ts: int) -> list[ObjectInfo]:
-        """The objects of a side that make up the table as of `ts`, by time."""
+        """Return the objects of a side that make up the table as of `ts`, by time."""
         assert ts >= self.history_from, "the state was loaded without the history of that time"
         return self.manifest.visible_objects(side, ts)
 
     def change_objects(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
-        """The objects of a side that report changes in (from_ts, to_ts], by time."""
+        """Return the objects of a side that report changes in (from_ts, to_ts], by time."""
         assert from_ts >= self.history_from, "the state was loaded without the history of that time"
         return self.manifest.change_objects(side, from_ts, to_ts)
 
     def reading(self, ts: int) -> AbstractContextManager[None]:
-        """See `reading_history`."""
+        """Turn a missing object into StaleRead when history from `ts` on is gone; see `reading_history`."""
         return reading_history(self.storage, self.table_id, ts)
 
 
@@ -274,9 +279,9 @@ def state_of_manifest(
     from_ts: int,
     rows: RangeReader | None = None,
 ) -> PartitionState | None:
-    """The state that a manifest and its archives give for history from `from_ts` on.
+    """Return the state that a manifest and its archives give for history from `from_ts` on.
 
-    None when an archive is gone: then there is a newer manifest.
+    None when an archive is gone; then there is a newer manifest.
     """
     found = _with_archives(storage, table_id, manifest, from_ts)
     if found is None:
@@ -296,9 +301,9 @@ def _load(storage: ObjectStorage, table_id: int, from_ts: int | None) -> Manifes
 
 @contextmanager
 def reading_history(storage: ObjectStorage, table_id: int, ts: int) -> Iterator[None]:
-    """Around reading objects that history from `ts` on needs: an object that is gone raises StaleRead.
+    """Guard the reading of objects that history from `ts` on needs: a missing object raises StaleRead.
 
-    When history from `ts` on is still kept, Unavailable stays what it is: plan again, then repeat.
+    While history from `ts` on is kept, Unavailable stays Unavailable: plan again, then repeat.
     """
     try:
         yield
@@ -321,7 +326,7 @@ def _with_archives(
 ) -> ManifestState | None:
     archived: dict[str, ObjectInfo] = {}
     for archive in manifest.archives:
-        if archive.upto_ts > from_ts:  # else every object in it was removed before
+        if archive.upto_ts > from_ts:  # else every object in it was removed before `from_ts`
             path = paths.archive(paths.table_root(table_id), archive.id)
             data = storage.read(path)
             if data is None:

@@ -1,9 +1,9 @@
-"""Which physical tables hold a range of a table's changes, and whether it can be told row by row. Pure.
+"""Which physical tables hold a range of a table's changes, and whether it can be read row by row. Pure.
 
-TRUNCATE TABLE, TRUNCATE / DROP / EXCHANGE / REORGANIZE PARTITION and another table under the same name take
-rows away, or bring rows, without a change of any row. They all show in the physical ids: an id goes, or one
-comes that had rows before. A range that has such a moment cannot be told: a snapshot there can be read, and
-the changes after it. A partition that is added begins empty, and so does a table that was not there before.
+TRUNCATE TABLE, TRUNCATE / DROP / EXCHANGE / REORGANIZE PARTITION and another table under the same name remove
+rows, or bring rows, without a change of any row. They all show in the physical ids: an id goes, or one comes
+that had rows before. A range with such a moment cannot be read as changes; a snapshot at that moment can be
+read, and the changes after it. A partition that is added begins empty, and so does a new table.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,16 +23,16 @@ class Life(NamedTuple):
 
     @property
     def since_ts(self) -> int:
-        """When it began."""
+        """When the version began."""
         return self.schema.since_ts
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Its physical tables."""
+        """The physical tables of the version."""
         return self.schema.table.physical_ids
 
     def is_called(self, name: str) -> bool:
-        """Whether the table has the name; case does not matter."""
+        """Return whether the table has the name; case does not matter."""
         return self.schema.name.lower() == name.lower()
 
 
@@ -44,9 +44,9 @@ class PartitionSet(NamedTuple):
 
 
 class AskedTable(NamedTuple):
-    """The table that a reader means.
+    """The table that a reader asks for.
 
-    With `named` it means whatever table has the name at a time; else the table of the id, whatever its name.
+    With `named` it is whatever table has the name at a time; else the table of the id, whatever its name.
     """
 
     name: str
@@ -55,7 +55,7 @@ class AskedTable(NamedTuple):
 
 
 def lives_of(physical_id: int, versions: Iterable[SchemaVersion], ended: Collection[int]) -> list[Life]:
-    """The versions that a physical table was part of, out of all that its manifest knows.
+    """Return the versions that a physical table was part of, out of all that its manifest knows.
 
     It may have been part of one table and then of another. `ended` has the times at which it was dropped.
     """
@@ -70,7 +70,7 @@ def lives_of(physical_id: int, versions: Iterable[SchemaVersion], ended: Collect
 
 
 def merge_lives(lives: Iterable[Life]) -> list[Life]:
-    """What several physical tables know, by time. A version ends where it ends for one of them."""
+    """Merge the lives that several physical tables know, by time; the earliest end of a life counts."""
     found: dict[tuple[int, int], Life] = {}
     for life in lives:
         key = life.since_ts, life.schema.table.id
@@ -80,25 +80,26 @@ def merge_lives(lives: Iterable[Life]) -> list[Life]:
 
 
 def life_at(lives: Iterable[Life], table_id: int, ts: int) -> Life | None:
-    """The version of a table at `ts`; None when it is not there, or not known."""
+    """Return the version of a table at `ts`; None when it does not exist then, or is not known."""
     mine = (life for life in lives if life.schema.table.id == table_id)
     there = (life for life in mine if life.since_ts <= ts < life.until_ts)
     return max(there, key=lambda life: life.since_ts, default=None)
 
 
 def partition_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts: int) -> list[PartitionSet]:
-    """The sets of physical tables that a table's changes in (from_ts, to_ts] are in, the first at `from_ts`.
+    """Return the sets of physical tables that a table's changes in (from_ts, to_ts] are in, by time.
 
-    The last one has them all. Empty when the table is not known in the range. `lives` are of the table and,
-    if it was not there at `from_ts` under its name, of every other that had the name. Raises StaleRead, with
-    the commit-ts of the last DDL after which the changes can be told, when they cannot be from `from_ts` on.
+    The first is the set at `from_ts`; the last has all physical tables. Empty when the table is not known in
+    the range. `lives` are of the table and, if it did not exist at `from_ts` under its name, of every other
+    table that had the name. Raises StaleRead when the changes from `from_ts` on cannot be read row by row;
+    its `oldest_ts` is the commit-ts of the last DDL that prevents that.
     """
     try:
         return _unbroken_sets(asked, lives, from_ts, to_ts)
     except StaleRead as error:
         oldest_ts = error.oldest_ts
     last_ts = from_ts
-    while last_ts < oldest_ts < to_ts:  # there may be a later reason
+    while last_ts < oldest_ts < to_ts:  # a later DDL may prevent it too
         last_ts = oldest_ts
         try:
             _unbroken_sets(asked, lives, last_ts, to_ts)
@@ -108,7 +109,7 @@ def partition_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
 
 
 def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts: int) -> list[PartitionSet]:
-    """See `partition_sets`; of several reasons for StaleRead it tells one."""
+    """Return the sets as `partition_sets` does; StaleRead names any of several reasons."""
     mine = [life for life in lives if life.schema.table.id == asked.table_id]
     if not mine:
         return []
@@ -122,15 +123,15 @@ def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
     known = [life for life in mine if life.since_ts <= to_ts]
     if not known:
         return []
-    if from_ts < known[-1].until_ts <= to_ts:  # it is gone
+    if from_ts < known[-1].until_ts <= to_ts:  # the table was dropped
         raise StaleRead(asked.name, from_ts, oldest_ts=known[-1].until_ts, replaced=True)
     after = [life for life in known if life.since_ts > from_ts]
     if start is None and not asked.named and after and after[0].ids != (asked.table_id,):
-        # Whoever follows a table by its id was given it before: these are other partitions than it had.
+        # A reader that follows a table by its id has read it before, with other partitions than these.
         raise StaleRead(asked.name, from_ts, oldest_ts=after[-1].since_ts, replaced=True)
     _require_unbroken(asked.name, lives, start, after, from_ts)
     if start is None and not after:
-        return []  # it was gone before the range
+        return []  # it was dropped before the range
     first = start or after[0]
     return [PartitionSet(from_ts, first.ids), *(PartitionSet(life.since_ts, life.ids) for life in after)]
 
@@ -138,7 +139,7 @@ def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
 def _require_unbroken(
     name: str, lives: Sequence[Life], start: Life | None, after: Sequence[Life], from_ts: int
 ) -> None:
-    """Raise StaleRead when rows came or went with a physical table; see `partition_sets`."""
+    """Raise StaleRead when rows came or went with a physical table after `from_ts`."""
     base: set[int] = set() if start is None else set(start.ids)
     before, broken, last_ts = base, False, 0
     for life in after:
@@ -155,7 +156,7 @@ def _require_unbroken(
 
 
 def _naming_ts(mine: Sequence[Life], name: str) -> int:
-    """When a table got its name, for the last time."""
+    """Return when a table got its name, for the last time."""
     since_ts = 0
     for before, life in zip([None, *mine], mine, strict=False):
         begun = before is None or not before.is_called(name) or before.until_ts < life.since_ts
@@ -165,9 +166,10 @@ def _naming_ts(mine: Sequence[Life], name: str) -> int:
 
 
 def first_set(sets: Sequence[PartitionSet], to_ts: int) -> tuple[int, tuple[int, ...]]:
-    """The end of the longest range that has one set of physical tables, and these.
+    """Return the end of the longest range that has one set of physical tables, and that set.
 
-    It ends before a partition is added; one that is added by the first commit of the range belongs to it.
+    The range ends before a partition is added. A partition that is added by the first commit of the range
+    belongs to the set.
     """
     from_ts, ids = sets[0]
     for since_ts, now in sets[1:]:

@@ -1,14 +1,13 @@
 """A table as of one timestamp: a scan of its objects, with the rows that are not flushed yet on top.
 
-Up to the flushed-ts a snapshot is the visible data objects without what their deletion vectors name. Above
-it, rows touched since are taken out by their handles, and the last version of those that live is added.
+Up to the flushed-ts a snapshot is the visible data objects without the rows in their deletion vectors. Above
+it, the rows of handles that changed since are left out, and the last version of those that live is added.
 There is no shuffle and no sort; rows come in no particular order. A read takes the memory of a row group, of
 the deletion vector of one object (and of a part of each tombstone object that it comes from), and of the
-handles that were touched above the flushed-ts (and of a million others, to find them in).
+handles that changed above the flushed-ts (and of a million others, to find them in).
 
-What changes that are not in objects yet do to a snapshot: which rows they end, and which they leave.
-
-Takes the memory of every handle that is touched, and of the batches that a reader gives; never of the rows.
+`Unflushed` is the effect of the changes that are not in objects yet. It takes the memory of every changed
+handle, and of the batches that a reader yields; never of the rows.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -42,91 +41,6 @@ from penstock.tables.schema import TableInfo
 
 Ints = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True)
-class Unflushed:
-    """The changes of a range, by their effect.
-
-    `touched` are the handles of all of them, in order, each once. `live` are the places, among the data rows
-    in their order, of the rows that are there at the end of the range.
-    """
-
-    reader: RangeReader
-    parts: tuple[SchemaRange, ...]
-    changed_handles: pa.Array
-    live: Ints
-    rows: int
-
-    @classmethod
-    def load(cls, reader: RangeReader, wanted: ReadRange) -> "Unflushed":
-        """Look at every change of a range; raise Unavailable when it is not complete or cannot be had."""
-        parts = tuple(reader.parts(wanted))
-        begun = _times_of(reader, parts, "data")
-        ended = _times_of(reader, parts, "tombstone")
-        handles = pa.chunked_array([*begun.column(HANDLE).chunks, *ended.column(HANDLE).chunks], pa.binary())
-        numbered = handles.combine_chunks().dictionary_encode()
-        distinct = numbered.dictionary
-        live = live_rows(
-            numbered.indices.to_numpy(),
-            begun.column(COMMIT_TS).to_numpy(),
-            ended.column(COMMIT_TS).to_numpy(),
-            len(distinct),
-        )
-        touched = distinct.take(pc.array_sort_indices(distinct))
-        return cls(reader, parts, touched, live, begun.num_rows)
-
-    def batches(self, table: TableInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows that are there at the end of the range, once each, as columns of `table`.
-
-        Raises Unavailable when the reader cannot give the rows that were looked at.
-        """
-        seen = 0
-        for part in self.parts:
-            projection = Projection(part.schema.table, table, names)
-            wanted = replace(part.wanted, side="data", columns=projection.reads or (COMMIT_TS,))
-            for batch in self.reader.read(wanted)[1]:
-                start, end = np.searchsorted(self.live, [seen, seen + batch.num_rows])
-                chosen = self.live[start:end] - seen
-                seen += batch.num_rows
-                if len(chosen):
-                    kept = batch if len(chosen) == batch.num_rows else batch.take(pa.array(chosen))
-                    yield projection.apply(kept)
-        if seen != self.rows:
-            raise Unavailable("rows that are not flushed changed while they were read; try again")
-
-
-def live_rows(numbers: Ints, begun_ts: Ints, ended_ts: Ints, handles: int) -> Ints:
-    """Which data rows are there in the end: the places of each handle's last one, unless it ended later.
-
-    `numbers` says of which handle each data row, then each tombstone is; both sides are ordered by time. At
-    one timestamp a row ends before the next begins.
-    """
-    data, tombstones = numbers[: len(begun_ts)], numbers[len(begun_ts) :]
-    last, begun, ended = (
-        np.full(handles, -1, np.int64),
-        np.zeros(handles, np.int64),
-        np.zeros(handles, np.int64),
-    )
-    last[data] = np.arange(len(data))  # of equal numbers the last one stays
-    begun[data] = begun_ts
-    ended[tombstones] = ended_ts
-    last = last[(last >= 0) & (begun >= ended)]
-    last.sort()
-    return last
-
-
-def _times_of(reader: RangeReader, parts: Sequence[SchemaRange], side: Side) -> pa.Table:
-    """When which handle changed on one side, in order."""
-    columns = (HANDLE, COMMIT_TS)
-    schema = pa.schema([(HANDLE, pa.binary()), (COMMIT_TS, pa.int64())])
-    batches = [
-        batch.cast(schema)
-        for part in parts
-        for batch in reader.read(replace(part.wanted, side=side, columns=columns))[1]
-    ]
-    return pa.Table.from_batches(batches, schema)
-
-
 BATCH_ROWS = 64 * 1024
 PARTITION_BYTES = 128 * 1024 * 1024
 
@@ -145,25 +59,25 @@ class SnapshotPartition:
 
     partition: Partition
     ts: int
-    flushed_ts: int  # when this was planned: changes above it are not in `pieces`
+    flushed_ts: int  # at the time of the plan: changes above it are not in `pieces`
     table: TableInfo
     columns: tuple[str, ...]
     handles: HandleRange
     batch_rows: int
     pieces: tuple[ObjectScanTask, ...] = ()
     tombstones: tuple[ObjectInfo, ...] = field(default=(), repr=False)
-    adds_unflushed: bool = False  # whether what changes above `flushed_ts` leave is part of this
+    adds_unflushed: bool = False  # whether the rows that changed above `flushed_ts` are part of this
 
     @property
     def rows(self) -> int:
-        """About how many rows there are: deleted ones count, those that are not flushed do not."""
+        """About how many rows there are: deleted rows count, unflushed ones do not."""
         return sum(piece.rows for piece in self.pieces)
 
     def read(self) -> Batches:
-        """The rows, in no particular order; close it when it is not read to its end.
+        """Yield the rows, in no particular order; close it when it is not read to its end.
 
-        Raises StaleRead when history at `ts` is gone meanwhile, Unavailable when objects are (plan again) or
-        somebody does not answer, Corrupt when an object is damaged.
+        Raises StaleRead when history at `ts` was collected meanwhile, Unavailable when objects are gone (plan
+        again) or storage or the capture does not answer, Corrupt when an object is damaged.
         """
         storage, table_id = self.partition.storage.open(), self.partition.table_id
         base_ts = min(self.ts, self.flushed_ts)
@@ -186,11 +100,13 @@ class SnapshotPartition:
                     for start in range(0, batch.num_rows, self.batch_rows):
                         yield batch.slice(start, self.batch_rows)
 
-    def _load_unflushed(self) -> Unflushed | None:
-        """The changes above the flushed-ts that concern these rows."""
+    def _load_unflushed(self) -> "Unflushed | None":
+        """Load the changes above the flushed-ts that concern these rows; None when there are none."""
         if self.ts <= self.flushed_ts:
             return None
-        assert self.partition.rows is not None, "such a plan is not made"
+        assert self.partition.rows is not None, (
+            "without a capture no snapshot above the flushed-ts is planned"
+        )
         low, high = self.handles.low, self.handles.high
         if not self.adds_unflushed:
             low = max(low, min(piece.info.key_min for piece in self.pieces))
@@ -205,14 +121,14 @@ class SnapshotPartition:
         )
         try:
             return Unflushed.load(self.partition.rows, wanted)
-        except StaleRead as error:  # at the flushed-ts; at `ts` the table may be there
+        except StaleRead as error:  # at the flushed-ts; at `ts` the table may be readable
             raise Unavailable(f"{error.table} was flushed and merged since the plan; plan again") from error
 
 
 def snapshot_schema(table: TableView, ts: int, columns: Sequence[str] | None = None) -> pa.Schema:
-    """What a snapshot's batches have: the named columns, or all and `_commit_ts`, as they were at `ts`.
+    """Return the schema of a snapshot's batches: the named columns, or all and `_commit_ts`, as of `ts`.
 
-    `columns` may name `_handle`, `_commit_ts`, `_start_ts` and `_update` too. Raises as read_snapshot does.
+    `columns` may name `_handle`, `_commit_ts`, `_start_ts` and `_update` too. Raises as `read_snapshot` does.
     """
     version = _states(table, ts)[0].schema_at(ts)
     return Projection(version.table, version.table, _names(version.table, columns)).schema
@@ -227,11 +143,12 @@ def read_snapshot(
     handle_to: bytes = b"",
     batch_rows: int = BATCH_ROWS,
 ) -> Batches:
-    """The rows of a table as of `ts`, in no particular order, of handles in [handle_from, handle_to).
+    """Yield the rows of a table as of `ts`, in no particular order, of handles in [handle_from, handle_to).
 
     Batches have `snapshot_schema`, and at most `batch_rows` rows. Close it when it is not read to its end.
-    Raises StaleRead when the history at `ts` is gone, Unavailable when it is not complete yet or somebody
-    does not answer, Invalid when the table has no such column then, Corrupt when an object is damaged.
+    Raises StaleRead when the history at `ts` is gone, Unavailable when it is not complete yet or storage or
+    the capture does not answer, Invalid when the table has no such column then, Corrupt when an object is
+    damaged.
     """
     wanted = HandleRange(low=handle_from, high=handle_to)
     return _read_all(_plan_whole(table, ts, columns, wanted, batch_rows))
@@ -248,9 +165,9 @@ def plan_snapshot(
     partition_bytes: int = PARTITION_BYTES,
     partitions: int | None = None,
 ) -> list[SnapshotPartition]:
-    """The snapshot in parts that are read independently, of about `partition_bytes` of objects each.
+    """Divide the snapshot into parts that are read independently, of about `partition_bytes` of objects each.
 
-    With `partitions` that many parts are aimed at instead. Raises as read_snapshot does.
+    With `partitions` it aims at that many parts instead. Raises as `read_snapshot` does.
     """
     if partition_bytes < 1 or (partitions is not None and partitions < 1):
         raise Invalid("partition_bytes and partitions must be at least 1")
@@ -274,7 +191,7 @@ def _states(table: TableView, ts: int) -> list[PartitionState]:
 
 
 def _names(table: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns as the table spells them."""
+    """Return the columns as the table spells them."""
     if columns is None:
         return (*(column.name for column in table.stored_columns), COMMIT_TS)
     return tuple(name if name in _SYSTEM else table.column(name).name for name in columns)
@@ -283,7 +200,7 @@ def _names(table: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
 def _plan_whole(
     table: TableView, ts: int, columns: Sequence[str] | None, handles: HandleRange, batch_rows: int
 ) -> list[SnapshotPartition]:
-    """Each partition's snapshot as one part."""
+    """Return each partition's snapshot as one part."""
     states = _states(table, ts)
     shown = states[0].schema_at(ts).table  # partitions have the schema of their table
     names = _names(shown, columns)
@@ -297,7 +214,9 @@ def _plan_whole(
             handles=handles,
             batch_rows=batch_rows,
             pieces=(pieces := _pieces(state, min(ts, state.flushed_ts), handles)),
-            tombstones=_select_tombstones(state.visible_objects("tombstone", min(ts, state.flushed_ts)), pieces),
+            tombstones=_select_tombstones(
+                state.visible_objects("tombstone", min(ts, state.flushed_ts)), pieces
+            ),
             adds_unflushed=ts > state.flushed_ts,
         )
         for partition, state in zip(table.partitions, states, strict=True)
@@ -305,20 +224,24 @@ def _plan_whole(
 
 
 def _pieces(state: PartitionState, ts: int, handles: HandleRange) -> tuple[ObjectScanTask, ...]:
-    """The visible data objects that may have wanted rows, each as a whole."""
+    """Return the visible data objects that may have rows in the range of handles, each as a whole."""
     tables = {version.version: version.table for version in schemas_in(state.manifest.facts)}
     made = []
     for info in state.visible_objects("data", ts):
         if info.schema_version not in tables:
-            raise Corrupt(f"the manifest of table {state.table_id} lacks the schema of object {info.id}")
+            raise Corrupt(
+                f"the manifest of table {state.table_id} has no schema of object {info.id}; keep it"
+            )
         piece = ObjectScanTask(info, tables[info.schema_version], info.rows, info.size_bytes)
         if handles.meets(piece.handles):
             made.append(piece)
     return tuple(made)
 
 
-def _select_tombstones(tombstones: Iterable[ObjectInfo], pieces: Iterable[ObjectScanTask]) -> tuple[ObjectInfo, ...]:
-    """The tombstone objects that may delete rows of the pieces, with no other targets."""
+def _select_tombstones(
+    tombstones: Iterable[ObjectInfo], pieces: Iterable[ObjectScanTask]
+) -> tuple[ObjectInfo, ...]:
+    """Return the tombstone objects that may delete rows of the pieces, with no other targets."""
     wanted = {piece.info.id for piece in pieces}
     trimmed = (
         tombstone
@@ -330,13 +253,13 @@ def _select_tombstones(tombstones: Iterable[ObjectInfo], pieces: Iterable[Object
 
 
 def _divide(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
-    """A partition's snapshot in parts of about `limit` bytes, neighbours by handle together."""
+    """Divide a partition's snapshot into parts of about `limit` bytes, with neighbours by handle together."""
     storage = whole.partition.storage.open()
     packs: list[list[ObjectScanTask]] = []
     packed = limit
     for whole_piece in sorted(whole.pieces, key=lambda piece: (piece.info.key_min, piece.info.id)):
         for piece in _cut(storage, whole.partition.table_id, whole_piece, limit):
-            if packed + piece.size_bytes - limit >= limit - packed:  # nearer to the limit without it
+            if packed + piece.size_bytes - limit >= limit - packed:  # closer to the limit without this piece
                 packs.append([])
                 packed = 0
             packs[-1].append(piece)
@@ -344,7 +267,12 @@ def _divide(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     if len(packs) <= 1:
         return [whole] if packs or whole.adds_unflushed else []
     parts = [
-        replace(whole, pieces=tuple(pack), tombstones=_select_tombstones(whole.tombstones, pack), adds_unflushed=False)
+        replace(
+            whole,
+            pieces=tuple(pack),
+            tombstones=_select_tombstones(whole.tombstones, pack),
+            adds_unflushed=False,
+        )
         for pack in packs
     ]
     on_top = [replace(whole, pieces=(), tombstones=())] if whole.adds_unflushed else []
@@ -352,7 +280,7 @@ def _divide(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
 
 
 def _cut(storage: ObjectStorage, table_id: int, piece: ObjectScanTask, limit: int) -> list[ObjectScanTask]:
-    """A piece by its row groups, when it is too large by more than a part of its own would be worth."""
+    """Cut a piece by its row groups, when it is too large by more than a part of its own would be worth."""
     if piece.size_bytes <= limit + limit // 4:
         return [piece]
     with open_object(storage, table_id, piece.info) as file:
@@ -371,3 +299,87 @@ def _cut(storage: ObjectStorage, table_id: int, piece: ObjectScanTask, limit: in
 
 def _bytes(part: SnapshotPartition) -> int:
     return sum(piece.size_bytes for piece in part.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Unflushed:
+    """The effect of the changes of a range.
+
+    `changed_handles` are the handles of all of them, in order, each once. `live` are the row numbers, among
+    the data rows in their order, of the rows that exist at the end of the range.
+    """
+
+    reader: RangeReader
+    parts: tuple[SchemaRange, ...]
+    changed_handles: pa.Array
+    live: Ints
+    rows: int
+
+    @classmethod
+    def load(cls, reader: RangeReader, wanted: ReadRange) -> "Unflushed":
+        """Read the handles of every change of a range; raise Unavailable when it is not complete."""
+        parts = tuple(reader.parts(wanted))
+        begun = _times_of(reader, parts, "data")
+        ended = _times_of(reader, parts, "tombstone")
+        handles = pa.chunked_array([*begun.column(HANDLE).chunks, *ended.column(HANDLE).chunks], pa.binary())
+        numbered = handles.combine_chunks().dictionary_encode()
+        distinct = numbered.dictionary
+        live = live_rows(
+            numbered.indices.to_numpy(),
+            begun.column(COMMIT_TS).to_numpy(),
+            ended.column(COMMIT_TS).to_numpy(),
+            len(distinct),
+        )
+        changed_handles = distinct.take(pc.array_sort_indices(distinct))
+        return cls(reader, parts, changed_handles, live, begun.num_rows)
+
+    def batches(self, table: TableInfo, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that exist at the end of the range, once each, as columns of `table`.
+
+        Raises Unavailable when the reader does not yield the same rows again.
+        """
+        seen = 0
+        for part in self.parts:
+            projection = Projection(part.schema.table, table, names)
+            wanted = replace(part.wanted, side="data", columns=projection.reads or (COMMIT_TS,))
+            for batch in self.reader.read(wanted)[1]:
+                start, end = np.searchsorted(self.live, [seen, seen + batch.num_rows])
+                chosen = self.live[start:end] - seen
+                seen += batch.num_rows
+                if len(chosen):
+                    kept = batch if len(chosen) == batch.num_rows else batch.take(pa.array(chosen))
+                    yield projection.apply(kept)
+        if seen != self.rows:
+            raise Unavailable("rows that are not flushed changed while they were read; try again")
+
+
+def live_rows(numbers: Ints, begun_ts: Ints, ended_ts: Ints, handles: int) -> Ints:
+    """Return the row numbers of each handle's last data row, unless a tombstone came later.
+
+    `numbers` has the number of the handle of each data row, then of each tombstone; both sides are ordered by
+    time. At one timestamp a row ends before the next begins.
+    """
+    data, tombstones = numbers[: len(begun_ts)], numbers[len(begun_ts) :]
+    last, begun, ended = (
+        np.full(handles, -1, np.int64),
+        np.zeros(handles, np.int64),
+        np.zeros(handles, np.int64),
+    )
+    last[data] = np.arange(len(data))  # of several assignments to one handle the last one stays
+    begun[data] = begun_ts
+    ended[tombstones] = ended_ts
+    last = last[(last >= 0) & (begun >= ended)]
+    last.sort()
+    return last
+
+
+def _times_of(reader: RangeReader, parts: Sequence[SchemaRange], side: Side) -> pa.Table:
+    """Return handles and commit timestamps of one side, in order."""
+    columns = (HANDLE, COMMIT_TS)
+    schema = pa.schema([(HANDLE, pa.binary()), (COMMIT_TS, pa.int64())])
+    batches = [
+        batch.cast(schema)
+        for part in parts
+        for batch in reader.read(replace(part.wanted, side=side, columns=columns))[1]
+    ]
+    return pa.Table.from_batches(batches, schema)

@@ -1,9 +1,7 @@
-"""Ordered streams of one side of a table's changes, and their merge.
+"""Ordered streams of one side of a table's changes, their merge, and reading ahead.
 
-A partition has up to three: out of appendable objects, out of direct objects, and of rows that are not in
-objects yet. Each is in order; a transaction is in a single one. Rows go through as slices of Arrow batches.
-
-Reading one item ahead of whoever takes them, on a pool of threads that all readers share.
+A partition has up to three streams: of appendable objects, of direct objects, and of rows that are not in
+objects yet. Each is in order; a transaction is in a single one. Rows pass as slices of Arrow batches.
 """
 
 import os
@@ -15,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from penstock.errors import Invalid, Unavailable
-from penstock.eventstore.manifest import Kind, ObjectInfo
+from penstock.eventstore.manifest import ObjectInfo, ObjectKind
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.blocks import Block, BlockReader, Blocks, count_below
 from penstock.eventstore.read.partition import PartitionState, RangeReader, ReadRange
@@ -31,106 +29,52 @@ __all__ = [
     "merge_streams",
     "narrow_old",
     "object_stream",
-    "select_schema",
     "open_streams",
+    "select_schema",
 ]
 
 
 T = TypeVar("T")
 
-_THREADS = 8  # they mostly wait for storage
-
-
-class _Readers:
-    """The threads; a forked process gets its own."""
-
-    def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        """Forget threads that this process does not have."""
-        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-read")  # starts none yet
-
-
-_READERS = _Readers()
-
-
-class ReadAhead(Generic[T]):
-    """Fetches one item ahead, in the background. Use from one thread at a time; `close` it after use.
-
-    Whoever needs an item that no thread has begun to fetch fetches it on the spot. So nobody waits for a free
-    thread, and readers within readers cannot block each other, however few threads there are.
-    """
-
-    def __init__(self, items: Generator[T, None, None]) -> None:
-        self._items = items
-        self._failure: BaseException | None = None
-        self._ahead: Future[T | None] | None = _READERS.pool.submit(self._fetch)
-
-    def next(self) -> T | None:
-        """The next item; None at the end. What fetching raised is raised again by every later call."""
-        if self._failure is not None:
-            raise self._failure
-        if self._ahead is None:
-            return None
-        try:
-            found = self._fetch() if self._ahead.cancel() else self._ahead.result()
-        except BaseException as error:
-            self._failure = error
-            raise
-        self._ahead = None if found is None else _READERS.pool.submit(self._fetch)
-        return found
-
-    def close(self) -> None:
-        """Stop fetching; waits for an item that is being fetched."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and not ahead.cancel():
-            ahead.exception()
-        self._items.close()
-
-    def _fetch(self) -> T | None:
-        return next(self._items, None)
-
 
 Place = tuple[int, int]
-"""Where a transaction is in the order of changes: commit_ts, start_ts."""
+"""The place of a transaction in the order of changes: commit_ts, start_ts."""
 
 
 class ChangeStream(Protocol):
-    """Rows in order, taken in slices. Use from one thread at a time.
+    """Rows in order, taken in slices. Use it from one thread at a time.
 
-    `peek` and `take` raise what reading raises: StaleRead when history went while it was read, Unavailable,
-    Corrupt; from then on they raise it again.
+    `peek` and `take` raise StaleRead when history was collected while it was read, Unavailable and Corrupt;
+    later calls raise the same error again.
     """
 
     def peek(self) -> Place | None:
-        """The place of the next row; None at the end."""
+        """Return the place of the next row; None at the end."""
 
     def take(self, before: Place | None, rows_max: int) -> pa.RecordBatch:
-        """The next rows, at least one and at most `rows_max`, that are before a place (None: any place).
+        """Take the next rows before a place (None: any place), at least one and at most `rows_max`.
 
-        There must be such a row. They may be fewer than there are: take again.
+        There must be such a row. The result may have fewer rows than there are: take again.
         """
 
     def close(self) -> None:
-        """Let go of files and rows; needed also at the end."""
+        """Close files and release rows; needed also at the end."""
 
 
 class BlockStream:
     """The stream of blocks that are in order, in themselves and one after the other; one is read ahead.
 
-    With a `partition` its rows name that in a column PARTITION.
+    With a `partition` its rows have that in a column PARTITION.
     """
 
     def __init__(self, blocks: Blocks, partition: int | None = None) -> None:
         self._ahead = ReadAhead(blocks)
         self._partition = partition
         self._block: Block | None = None
-        self._at = 0  # rows of the block that are taken
+        self._at = 0  # rows of the block that were taken
 
     def peek(self) -> Place | None:
-        """See Stream."""
+        """Return the place of the next row; None at the end."""
         if self._block is None:
             self._block, self._at = self._ahead.next(), 0
             if self._block is None:
@@ -140,7 +84,7 @@ class BlockStream:
         return int(self._block.commit[self._at]), int(self._block.start[self._at])
 
     def take(self, before: Place | None, rows_max: int) -> pa.RecordBatch:
-        """See Stream."""
+        """Take the next rows before a place, out of one block."""
         at = self.peek()
         assert at is not None, "the stream has ended"
         assert self._block is not None
@@ -154,7 +98,7 @@ class BlockStream:
         return rows.slice(begin, end - begin)
 
     def close(self) -> None:
-        """See Stream."""
+        """Release the block and stop reading ahead."""
         self._block = None
         self._ahead.close()
 
@@ -164,7 +108,7 @@ def _add_partition(rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
 
 
 def _rows_before(block: Block, begin: int, place: Place) -> int:
-    """How many rows of a block come before a place; none of the first `begin` is asked."""
+    """Return how many rows of a block come before a place; the first `begin` rows are not compared."""
     if (block.commit[-1], block.start[-1]) < place:
         return len(block.commit)
     commit_ts, start_ts = place
@@ -176,7 +120,7 @@ def _rows_before(block: Block, begin: int, place: Place) -> int:
 def object_stream(
     state: PartitionState, reader: BlockReader, objects: Sequence[ObjectInfo], partition: int | None = None
 ) -> ChangeStream:
-    """The stream of objects of one side and kind, of which a state has said that they report changes."""
+    """Return the stream of objects of one side and kind; they are the state's objects with changes."""
 
     def blocks() -> Blocks:
         with state.reading(reader.from_ts):
@@ -188,7 +132,7 @@ def object_stream(
 def memory_stream(
     rows: RangeReader, wanted: ReadRange, shown: pa.Schema, partition: int | None = None
 ) -> ChangeStream:
-    """The stream of a range that is read from whoever has it."""
+    """Return the stream of a range that a RangeReader reads."""
 
     def blocks() -> Blocks:
         _, batches = rows.read(wanted)
@@ -212,10 +156,10 @@ def open_streams(
     schema: SchemaVersion | None = None,
     with_partition: bool = False,
 ) -> list[ChangeStream]:
-    """The streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
+    """Open the streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
 
     Their batches have exactly `columns` (None: every column of the side), and with `with_partition` the
-    state's id in PARTITION; `_old` has `old_columns` (see `narrow_old`). Streams that have nothing to give
+    state's id in PARTITION; `_old` has `old_columns`, or one column if that names none. Streams without rows
     are left out. Raises Invalid when the schema changes within the range or has no such column, Unavailable
     when nobody has the newest rows. The range must have passed `check_range`.
     """
@@ -231,14 +175,15 @@ def open_streams(
         handle_to=handle_to,
     )
     found = state.change_objects(side, from_ts, min(to_ts, state.flushed_ts))
-    kinds: tuple[Kind, ...] = ("appendable", "direct")
+    kinds: tuple[ObjectKind, ...] = ("appendable", "direct")
     by_kind = ([info for info in found if info.kind == kind] for kind in kinds)
     partition = state.table_id if with_partition else None
     streams = [object_stream(state, reader, objects, partition) for objects in by_kind if objects]
     if to_ts > state.flushed_ts:
         if state.rows is None:
             raise Unavailable(
-                f"table {state.table_id} is read without its capture; it ends at {state.flushed_ts}"
+                f"table {state.table_id} is read without its capture, so only up to {state.flushed_ts};"
+                " read up to there, or with the capture"
             )
         wanted = ReadRange(
             table_id=state.table_id,
@@ -254,20 +199,20 @@ def open_streams(
 
 
 def select_schema(version: SchemaVersion, side: Side, columns: Sequence[str] | None) -> pa.Schema:
-    """Some columns of a side (None: all), in their order; raise Invalid when one is not there."""
+    """Return some columns of a side (None: all), in their order; raise Invalid when one does not exist."""
     schema = side_schema(version.table, side)
     if columns is None:
         return schema
     missing = sorted(set(columns).difference(schema.names))
     if missing:
-        raise Invalid(f"table {version.table.name} has no column {missing[0]!r} then")
+        raise Invalid(f"table {version.table.name} has no column {missing[0]!r} in this range")
     return pa.schema([schema.field(name) for name in columns])
 
 
 def narrow_old(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """A schema whose `_old`, if it has that, has some columns only (None: all), and one of them at least.
+    """Return a schema whose `_old`, if it has that, has only some columns (None: all), but at least one.
 
-    Without any, objects would not say which old rows are known.
+    Without any column, objects would not show which old rows are known.
     """
     at = schema.get_field_index(OLD)
     if at < 0 or columns is None:
@@ -280,16 +225,16 @@ def narrow_old(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
 def _only_schema(state: PartitionState, from_ts: int, to_ts: int) -> SchemaVersion:
     first, *others = state.schemas(from_ts, to_ts)
     if others:
-        cuts = ", ".join(str(version.since_ts - 1) for version in others)
-        raise Invalid(f"the schema of table {state.table_id} changes after {cuts}; read the parts")
+        split_points = ", ".join(str(version.since_ts - 1) for version in others)
+        raise Invalid(f"the schema of table {state.table_id} changes after {split_points}; read the parts")
     return first
 
 
 def merge_streams(streams: Sequence[ChangeStream], rows_max: int) -> Iterator[pa.RecordBatch]:
-    """The rows of all streams in order, in slices of at most `rows_max`; closes the streams at its end.
+    """Yield the rows of all streams in order, in slices of at most `rows_max`; close the streams at the end.
 
-    Of the stream that has the next row everything before the next row of any other is taken at once. Rows
-    of the same transaction in several streams come in the order of the streams.
+    From the stream with the next row it takes everything before the next row of any other stream at once.
+    Rows of the same transaction in several streams come in the order of the streams.
     """
     try:
         waiting = [
@@ -309,14 +254,69 @@ def merge_streams(streams: Sequence[ChangeStream], rows_max: int) -> Iterator[pa
             else:
                 heapreplace(waiting, (next_place, index))
     finally:
-        for opened in streams:
-            opened.close()
+        for finished in streams:
+            finished.close()
 
 
 def _limit(waiting: Sequence[tuple[Place, int]]) -> Place | None:
-    """Up to where the first of a heap may be taken: the second, or past a transaction that both have."""
+    """Return up to where the first of a heap may be taken: the second, or past a shared transaction."""
     second = min(waiting[1:3], default=None)
     if second is None:
         return None
     (commit_ts, start_ts), _ = waiting[0]
     return max(second[0], (commit_ts, start_ts + 1))
+
+
+_THREADS = 8  # shared by all readers; they mostly wait for storage
+
+
+class _Readers:
+    """The threads; a forked process gets its own."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        """Forget threads that this process does not have."""
+        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-read")  # starts no thread yet
+
+
+_READERS = _Readers()
+
+
+class ReadAhead(Generic[T]):
+    """Fetches one item ahead, in the background. Use it from one thread at a time; `close` it after use.
+
+    A caller that needs an item that no thread has begun to fetch fetches it itself. So nobody waits for a
+    free thread, and readers within readers cannot block each other, however few threads there are.
+    """
+
+    def __init__(self, items: Generator[T, None, None]) -> None:
+        self._items = items
+        self._failure: BaseException | None = None
+        self._ahead: Future[T | None] | None = _READERS.pool.submit(self._fetch)
+
+    def next(self) -> T | None:
+        """Return the next item; None at the end. Every later call raises the error of a fetch again."""
+        if self._failure is not None:
+            raise self._failure
+        if self._ahead is None:
+            return None
+        try:
+            found = self._fetch() if self._ahead.cancel() else self._ahead.result()
+        except BaseException as error:
+            self._failure = error
+            raise
+        self._ahead = None if found is None else _READERS.pool.submit(self._fetch)
+        return found
+
+    def close(self) -> None:
+        """Stop fetching; wait for an item that is being fetched."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and not ahead.cancel():
+            ahead.exception()
+        self._items.close()
+
+    def _fetch(self) -> T | None:
+        return next(self._items, None)

@@ -140,8 +140,12 @@ class Collector:
         }
         with table.flushing:
             state = self._settle(table)
-            lowest_ts = HistoryHolds(self.storage, self.clock).lowest_ts(table_id)  # not before a flush is over
-            chosen = self.policy.archives_to_collect(state.archives, lowest_ts, written_ms, self.clock.wall_ms())
+            lowest_ts = HistoryHolds(self.storage, self.clock).lowest_ts(
+                table_id
+            )  # not before a flush is over
+            chosen = self.policy.archives_to_collect(
+                state.archives, lowest_ts, written_ms, self.clock.wall_ms()
+            )
             if not chosen:
                 return 0
             lists = [self._read_archive(root, archive) for archive in chosen]

@@ -307,4 +307,6 @@ def find_plan(storage: ObjectStorage, table_id: int) -> LoadPlan | None:
 def is_load_in_progress(storage: ObjectStorage, table_id: int) -> bool:
     """Whether a table must be left alone because its first snapshot is being loaded."""
     plan = find_plan(storage, table_id)
-    return plan is not None and not plan.is_committed_in(manifest_log.load(storage, paths.table_root(table_id)))
+    return plan is not None and not plan.is_committed_in(
+        manifest_log.load(storage, paths.table_root(table_id))
+    )

@@ -26,7 +26,7 @@ from penstock.eventstore.objects.deletion_vectors import Deletions
 from penstock.eventstore.objects.object_file import ObjectWriter, open_object
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.object_scan import ObjectScan, ObjectScanTask
-from penstock.eventstore.schema_version import SchemaVersion, versions_in_force, schemas_in
+from penstock.eventstore.schema_version import SchemaVersion, schemas_in, versions_in_force
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET, side_schema
 from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 from penstock.object_storage import ObjectStorage

@@ -25,7 +25,9 @@ from penstock.object_storage import ObjectStorage
 _BY_HANDLE = order_by(MERGED_TOMBSTONES, HANDLE)
 
 
-def transfer_tombstones(writing: MergeWriter, output: MergeOutput, state: ManifestState) -> tuple[ObjectInfo, ...]:
+def transfer_tombstones(
+    writing: MergeWriter, output: MergeOutput, state: ManifestState
+) -> tuple[ObjectInfo, ...]:
     """Write the tombstones after the merge's timestamp that delete rows of its inputs, for its outputs.
 
     No flush may run meanwhile. What a user committed at that very timestamp is flushed, hence merged.

@@ -23,7 +23,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, slots=True)
 class CronSpec:
-    """A valid spec: *, ?, lists, ranges, steps and names. Raises Invalid when it is wrong or has no next time.
+    """A valid spec: *, ?, lists, ranges, steps, names. Raises Invalid when it is wrong or never matches.
 
     If both a day and a weekday are given, a date matches when either does.
     """
