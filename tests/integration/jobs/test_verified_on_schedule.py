@@ -62,7 +62,7 @@ async def test_a_damaged_target_is_found_by_the_schedule_and_the_job_goes_on(tmp
             assert await world.do(_exit, world) == (False, 3)
             key = (await world.job(JOB)).key
             epoch = (await read_lease(world.async_client, RUNNER_LEASE)).epoch
-            with pytest.raises(Fenced, match="somebody else"):
+            with pytest.raises(Fenced, match="another process has the lease"):
                 await world.do(VerificationResults(world.jobs.log).note, key, bad, epoch=epoch - 1)
             await world.do(_unregister, world)
             outcomes = VerificationResults(world.jobs.log)
