@@ -1,4 +1,4 @@
-"""Write tables of docs/configuration.md and docs/consumers.md from the code: `tools/document_settings.py`."""
+"""Write the tables of docs/configuration.md and docs/consumers.md from the code; `--check` compares them."""
 
 import sys
 from collections.abc import Mapping
@@ -54,26 +54,26 @@ CONSUMERS = ("fulltext", "vector", "delta", "iceberg", "parquet", "postgres", "k
 
 
 def option_types() -> dict[str, type[BaseModel]]:
-    """What the options of each consumer are read into."""
-    found = {f"consumer {name}": find_consumer(name).options_type for name in CONSUMERS}
-    return {section: model for section, model in found.items() if model is not None}
+    """Return the options model of each consumer."""
+    models = {f"consumer {name}": find_consumer(name).options_type for name in CONSUMERS}
+    return {section: model for section, model in models.items() if model is not None}
 
 
-def table(model: type[BaseModel], key: str) -> str:
-    """The rows of one section: key, default, meaning."""
+def render_table(model: type[BaseModel], key: str) -> str:
+    """Return the table of one section: key, default, meaning."""
     rows = [f"| {key} | default | meaning |", "|---|---|---|"]
-    said = field_texts(model)
+    texts = field_texts(model)
     for name, field in model.model_fields.items():
-        shown = field.alias or name
+        display_name = field.alias or name
         if key == "option" and get_origin(field.annotation) is dict:
-            shown = f"{shown}.*"
-        value = option_default(field) if key == "option" else default(field)
-        rows.append(f"| `{shown}` | `{value}` | {said[name]} |")
+            display_name = f"{display_name}.*"
+        value = option_default(field) if key == "option" else default_text(field)
+        rows.append(f"| `{display_name}` | `{value}` | {texts[name]} |")
     return "\n".join(rows)
 
 
-def default(field: FieldInfo) -> str:
-    """What a field is when nothing is said."""
+def default_text(field: FieldInfo) -> str:
+    """Return the default of a settings key as text."""
     if field.is_required():
         return "required"
     if isinstance(field.default, BaseModel):
@@ -82,7 +82,7 @@ def default(field: FieldInfo) -> str:
 
 
 def option_default(field: FieldInfo) -> str:
-    """What an option is when it is not given; as people write it."""
+    """Return the default of a consumer's option as people write it."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
@@ -91,13 +91,13 @@ def option_default(field: FieldInfo) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def render(page: str, tables: Mapping[str, type[BaseModel]], key: str) -> str:
-    """Return the page with every table made anew."""
+def render_page(page: str, tables: Mapping[str, type[BaseModel]], key: str) -> str:
+    """Return the page with every table generated again."""
     for section, model in tables.items():
-        head, found, rest = page.partition(f"<!-- {section} -->\n")
-        assert found, f"the page has no place for {section}"
+        head, marker, rest = page.partition(f"<!-- {section} -->\n")
+        assert marker, f"the page has no comment <!-- {section} -->"
         _, _, tail = rest.partition("\n<!-- end -->")
-        page = f"{head}{found}{table(model, key)}\n<!-- end -->{tail}"
+        page = f"{head}{marker}{render_table(model, key)}\n<!-- end -->{tail}"
     return page
 
 
@@ -105,7 +105,7 @@ if __name__ == "__main__":
     pages = {"configuration.md": (SETTINGS, "key"), "consumers.md": (option_types(), "option")}
     for name, (tables, key) in pages.items():
         before = (DOCS / name).read_text()
-        written = render(before, tables, key)
+        written = render_page(before, tables, key)
         if "--check" not in sys.argv:
             (DOCS / name).write_text(written)
         elif written != before:

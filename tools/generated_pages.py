@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made of the code: written, or compared with what there is."""
+"""Generated pages of the documentation: write them, or with `--check` compare them."""
 
 import sys
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def settle(name: str, text: str) -> None:
-    """Write a page, or with --check end with what to do when it is not what the code says."""
+def write_or_check(name: str, text: str) -> None:
+    """Write a page; with --check, exit with an error when the page on disk is out of date."""
     page = DOCS / name
     if "--check" not in sys.argv:
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -16,6 +16,6 @@ def settle(name: str, text: str) -> None:
         sys.exit(f"run 'make docs': docs/{name} is out of date")
 
 
-def cell(text: str) -> str:
-    """Text for a cell of a table: one line, without a sign that would end the cell."""
+def escape_cell(text: str) -> str:
+    """Return a text for a table cell: one line, with escaped bars."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""What mkdocs does beyond its configuration: decisions in the navigation, the changelog as a page."""
+"""Hooks of mkdocs: list the decisions in the navigation, and add the changelog as a page."""
 
 import re
 from pathlib import Path
@@ -12,28 +12,28 @@ _IN_DOCS = re.compile(r"\]\(docs/")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Name every decision where the navigation has their folder: `adr/`."""
+    """Replace the folder `adr/` in the navigation with every decision in it."""
     docs = Path(config.docs_dir)
-    config.nav = _expanded(config.nav or [], docs)
+    config.nav = _expand_entries(config.nav or [], docs)
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Make the changelog a page; its links lead from the repository's root."""
+    """Add the changelog as a page, with its links relative to the docs folder."""
     text = _IN_DOCS.sub("](", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     files.append(File.generated(config, "changelog.md", content=text))
     return files
 
 
-def _expanded(entries: list[Any], docs: Path) -> list[Any]:
-    return [_entry(entry, docs) for entry in entries]
+def _expand_entries(entries: list[Any], docs: Path) -> list[Any]:
+    return [_expand_entry(entry, docs) for entry in entries]
 
 
-def _entry(entry: Any, docs: Path) -> Any:
+def _expand_entry(entry: Any, docs: Path) -> Any:
     if isinstance(entry, dict):
-        return {title: _entry(value, docs) for title, value in entry.items()}
+        return {title: _expand_entry(value, docs) for title, value in entry.items()}
     if isinstance(entry, list):
-        return _expanded(entry, docs)
+        return _expand_entries(entry, docs)
     if entry.endswith("/"):
         return [path.relative_to(docs).as_posix() for path in sorted((docs / entry).glob("*.md"))]
     return entry

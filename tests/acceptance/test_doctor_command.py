@@ -89,7 +89,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_the_remedy(broken: Path) 
     assert any(line.startswith("bad") and "cluster" in line for line in done.stdout.splitlines())
     assert "chmod 600 token" in done.stdout
     assert done.stdout.count("→") >= 8
-    assert done.stdout.rstrip().endswith("to mend")
+    assert done.stdout.rstrip().endswith("to fix")
 
 
 def test_settings_that_cannot_be_read_are_a_finding(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What watches a deployment: a dashboard and rules, made from the declarations of its metrics."""
+"""The dashboard and the alert rules, generated from the declarations of metrics."""

@@ -1,4 +1,4 @@
-"""Rules for Prometheus: what somebody should be told of, and what to do then."""
+"""Alert rules for Prometheus: when to alert, what it means, and what to do."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,38 +6,38 @@ from typing import Any
 
 from monitoring.declared import require_declared
 
-__all__ = ["ALERTS", "RUNBOOK", "Alert", "Severity", "rules", "scraping"]
+__all__ = ["ALERTS", "RUNBOOK", "Alert", "Severity", "alert_rules", "scrape_config"]
 
 RUNBOOK = "docs/reference/alerts.md"
 
 
 class Severity(StrEnum):
-    """Who should hear of it."""
+    """How urgent an alert is."""
 
     CRITICAL = "critical"
-    """Somebody, now: changes do not arrive."""
+    """Act now: changes do not arrive."""
     WARNING = "warning"
-    """Somebody, today: changes arrive late, or soon will."""
+    """Act today: changes arrive late, or soon will."""
     INFO = "info"
-    """Whoever looks."""
+    """For information: nothing needs to be done at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """A rule. It is about what `expression` gives, once that has gone on for `lasting`."""
+    """A rule: it fires once `expression` has had results for `lasting`."""
 
     name: str
     expression: str
     lasting: str
     severity: Severity
     summary: str
-    """What is so, for a person who is woken up; {{ $labels.x }} names what it is about."""
+    """The problem in one line, for the person on call; {{ $labels.x }} names the object."""
     meaning: str
     remedy: str
 
     @property
     def runbook(self) -> str:
-        """Where its section is."""
+        """The link to its section."""
         return f"{RUNBOOK}#{self.name.lower()}"
 
 
@@ -47,9 +47,9 @@ ALERTS = (
         expression="penstock_part_up == 0",
         lasting="1m",
         severity=Severity.CRITICAL,
-        summary="Part {{ $labels.part }} does not show its metrics",
-        meaning="The part has ended and is not up again, or hangs.",
-        remedy="`penstock status` shows its last error and how often it was started again; the log of"
+        summary="Part {{ $labels.part }} does not serve its metrics",
+        meaning="The part has ended and is not running again, or it hangs.",
+        remedy="`penstock status` shows its last error and its restarts; the log of"
         " `penstock up` has its last lines. `penstock doctor` checks the machine.",
     ),
     Alert(
@@ -58,9 +58,9 @@ ALERTS = (
         lasting="5m",
         severity=Severity.WARNING,
         summary="The change streams of {{ $labels.part }} are {{ $value | humanizeDuration }} behind",
-        meaning="A region does not say how far it is: a store is away, or a transaction holds its locks.",
+        meaning="A region reports no progress: a store is away, or a transaction holds locks.",
         remedy="`penstock status` names the region or the lock. A lock of a client that is gone is resolved"
-        " by itself within a minute; one of a transaction that runs for long goes with that transaction.",
+        " within a minute; a lock of a long transaction stays until that transaction ends.",
     ),
     Alert(
         name="PenstockCaptureBehind",
@@ -68,10 +68,10 @@ ALERTS = (
         lasting="5m",
         severity=Severity.CRITICAL,
         summary="A table of {{ $labels.part }} is {{ $value | humanizeDuration }} behind",
-        meaning="Nobody can read the newest changes of that table: changefeeds and jobs wait.",
-        remedy="When change streams are behind too, mend that first. Else the disk of `capture.data` is slow"
-        " or full, or one capture has too much: look at `penstock_eventstore_wal_write_seconds`, and start"
-        " another capture.",
+        meaning="The newest changes of that table cannot be read: changefeeds and jobs wait.",
+        remedy="If change streams are behind too, fix that first. Else the disk of `capture.data` is slow"
+        " or full, or one capture has too much: check `penstock_eventstore_wal_write_seconds`, and"
+        " start another capture.",
     ),
     Alert(
         name="PenstockStreamsCongested",
@@ -79,8 +79,8 @@ ALERTS = (
         lasting="5m",
         severity=Severity.WARNING,
         summary="{{ $labels.part }} ends change streams because their readers are slow",
-        meaning="A capture reads slower than the store sends; each such end costs a scan.",
-        remedy="Give the capture more processors, or start another one.",
+        meaning="A capture reads more slowly than the store sends; each ended stream costs a scan.",
+        remedy="Give the capture more processors, or start another capture.",
     ),
     Alert(
         name="PenstockFlushesFail",
@@ -88,29 +88,29 @@ ALERTS = (
         lasting="5m",
         severity=Severity.WARNING,
         summary="Flushes of {{ $labels.part }} fail: {{ $labels.reason }}",
-        meaning="Object storage does not take objects (`unavailable`), or captures fight over tables"
+        meaning="Object storage refuses objects (`unavailable`), or two captures claim the same tables"
         " (`fenced`). Nothing is lost: rows stay in the log, which grows.",
-        remedy="Check that `capture.storage` answers and may be written to: `penstock doctor` tries it. With"
-        " `fenced`, see that no two captures have the same id.",
+        remedy="Check that `capture.storage` answers and can be written to: `penstock doctor` tries it. For"
+        " `fenced`, check that no two captures have the same id.",
     ),
     Alert(
         name="PenstockUpkeepFails",
         expression="sum by (part, duty) (increase(penstock_eventstore_upkeep_failures_total[1h])) > 5",
         lasting="15m",
         severity=Severity.WARNING,
-        summary="{{ $labels.duty }} of {{ $labels.part }} fails again and again",
-        meaning="Objects are not merged, or history is not collected: reads become slower, storage grows.",
-        remedy="The log says why. Usually it is object storage.",
+        summary="{{ $labels.duty }} of {{ $labels.part }} fails repeatedly",
+        meaning="Objects are not merged, or history is not collected: reads become slower and storage grows.",
+        remedy="The log says why. The usual cause is object storage.",
     ),
     Alert(
         name="PenstockRowsWereNeverCaptured",
         expression="sum by (part) (increase(penstock_eventstore_unknown_rows_total[1h])) > 0",
         lasting="0s",
         severity=Severity.WARNING,
-        summary="{{ $labels.part }} has met deletes of rows that were never captured",
-        meaning="Rows that were there before the capture began were changed; a snapshot of that table was not"
-        " loaded, or its history was collected too early.",
-        remedy="Compare with the source: `penstock verify`.",
+        summary="{{ $labels.part }} has received deletes of rows that were never captured",
+        meaning="Rows from before the capture began were deleted: the snapshot of that table was not loaded,"
+        " or its history was collected too early.",
+        remedy="Compare the targets with their sources: `penstock verify`.",
     ),
     Alert(
         name="PenstockChangefeedBehind",
@@ -119,8 +119,8 @@ ALERTS = (
         severity=Severity.CRITICAL,
         summary="Changefeed {{ $labels.changefeed }} is {{ $value | humanizeDuration }} behind",
         meaning="Consumers of its files do not see newer changes.",
-        remedy="`penstock changefeed query NAME` shows its error. Without one: a capture that is behind,"
-        " a remote that is slow (`penstock_sink_flush_duration_seconds`), or too few executors"
+        remedy="`penstock changefeed query NAME` shows its error. Without an error, a capture is behind,"
+        " the storage is slow (`penstock_sink_flush_duration_seconds`), or there are too few executors"
         " (`penstock_sink_encode_duration_seconds`).",
     ),
     Alert(
@@ -129,9 +129,8 @@ ALERTS = (
         lasting="5m",
         severity=Severity.WARNING,
         summary="Changefeed {{ $labels.changefeed }} fails at {{ $labels.stage }}",
-        meaning="It begins again from its checkpoint each time, and will give up.",
-        remedy="`penstock changefeed query NAME` shows the error; most often the remote refuses to be written"
-        " to.",
+        meaning="It restarts from its checkpoint each time, and fails for good after several attempts.",
+        remedy="`penstock changefeed query NAME` shows the error; most often the storage refuses writes.",
     ),
     Alert(
         name="PenstockSpoolFull",
@@ -140,8 +139,8 @@ ALERTS = (
         lasting="10m",
         severity=Severity.WARNING,
         summary="The spool of changefeed {{ $labels.changefeed }} is full",
-        meaning="Changes are encoded faster than the remote takes them; nothing more is read until it has.",
-        remedy="Check the remote, and how long files take: `penstock_sink_flush_duration_seconds`. More"
+        meaning="Changes are encoded faster than the storage takes them; reading stops until there is room.",
+        remedy="Check the storage, and how long files take: `penstock_sink_flush_duration_seconds`. A higher"
         " `worker-count` lets more requests overlap.",
     ),
     Alert(
@@ -150,8 +149,8 @@ ALERTS = (
         lasting="5m",
         severity=Severity.WARNING,
         summary="Changefeed {{ $labels.changefeed }} holds changes for {{ $value | humanizeDuration }}",
-        meaning="What was encoded does not come to the remote; once the spool is full, nothing more is read.",
-        remedy="Check the remote; then `penstock_sink_flush_count_total` with reason `error`.",
+        meaning="Encoded changes do not reach the storage; once the spool is full, reading stops.",
+        remedy="Check the storage, then `penstock_sink_flush_count_total` with reason `error`.",
     ),
     Alert(
         name="PenstockChangefeedLeftRowsOut",
@@ -159,9 +158,9 @@ ALERTS = (
         lasting="0s",
         severity=Severity.WARNING,
         summary="Changefeed {{ $labels.changefeed }} left rows out",
-        meaning="The remote has a newer version of their table than the changefeed: somebody else writes to"
-        " the same place, or it was set back.",
-        remedy="Give each changefeed its own place. Compare with the source: `penstock verify"
+        meaning="The storage has a newer version of the table than the changefeed: another process writes to"
+        " the same place, or the changefeed was reset.",
+        remedy="Give each changefeed its own address. Compare it with its source: `penstock verify"
         " changefeed:NAME`.",
     ),
     Alert(
@@ -170,8 +169,8 @@ ALERTS = (
         lasting="2m",
         severity=Severity.CRITICAL,
         summary="No process runs jobs",
-        meaning="Processes that could are there, and none has the lease: the cluster does not answer, or they"
-        " have just changed.",
+        meaning="Runners exist, but none has the lease: the cluster does not answer, or the lease is just"
+        " changing hands.",
         remedy="The log of `penstock job run` says what it waits for.",
     ),
     Alert(
@@ -180,7 +179,7 @@ ALERTS = (
         lasting="10m",
         severity=Severity.WARNING,
         summary="Job {{ $labels.job }} is {{ $value | humanizeDuration }} behind",
-        meaning="Its target does not have newer changes. A job with a trigger of its own may have to wait.",
+        meaning="Its target does not have newer changes. A job with its own trigger may be waiting for it.",
         remedy="`penstock job status JOB` shows its last error and what it waits for;"
         " `penstock_jobs_queue_wait_seconds` whether there are too few workers.",
     ),
@@ -190,8 +189,8 @@ ALERTS = (
         lasting="5m",
         severity=Severity.CRITICAL,
         summary="{{ $value }} jobs have stopped with an error",
-        meaning="They are not tried again before somebody has mended them.",
-        remedy="`penstock job list` shows which; `penstock job status JOB` why. Mend the cause, then"
+        meaning="They are not retried until they are resumed or repaired.",
+        remedy="`penstock job list` shows which; `penstock job status JOB` shows why. Fix the cause, then run"
         " `penstock job repair JOB` or `penstock job resume JOB`.",
     ),
     Alert(
@@ -199,17 +198,17 @@ ALERTS = (
         expression="max by (job) (penstock_jobs_differences) > 0",
         lasting="0s",
         severity=Severity.CRITICAL,
-        summary="{{ $value }} rows in the target of job {{ $labels.job }} are not those of its source",
-        meaning="The job was compared with its source on schedule. It goes on; what differs stays so.",
-        remedy="`penstock job repair JOB` mends it. Somebody else who writes to the target will do so again.",
+        summary="{{ $value }} rows in the target of job {{ $labels.job }} differ from its source",
+        meaning="The scheduled comparison found differences. The job continues; the differences stay.",
+        remedy="Run `penstock job repair JOB`. If another process writes to the target, stop it first.",
     ),
     Alert(
         name="PenstockJobsRetry",
         expression='sum by (how) (increase(penstock_jobs_endings_total{how=~"retried|failed"}[15m])) > 10',
         lasting="5m",
         severity=Severity.WARNING,
-        summary="Iterations of jobs end badly: {{ $labels.how }}",
-        meaning="Targets or sources do not answer; what failed is tried again with all of its changes.",
+        summary="Iterations of jobs fail: {{ $labels.how }}",
+        meaning="Targets or sources do not answer; a failed iteration is retried with all of its changes.",
         remedy="`penstock job list` shows the errors.",
     ),
     Alert(
@@ -217,26 +216,26 @@ ALERTS = (
         expression="sum by (part) (increase(penstock_jobs_refused_iterations_total[15m])) > 10",
         lasting="5m",
         severity=Severity.WARNING,
-        summary="Iterations find no room in the queue",
-        meaning="More jobs are due than workers can do.",
-        remedy="More `jobs.workers`, or triggers that are due less often.",
+        summary="The queue of iterations is full",
+        meaning="More jobs are due than the workers can run.",
+        remedy="Raise `jobs.workers`, or use triggers that are due less often.",
     ),
     Alert(
         name="PenstockConsumersHang",
         expression="sum by (part) (penstock_jobs_abandoned_consumers) > 0",
         lasting="15m",
         severity=Severity.WARNING,
-        summary="{{ $value }} consumers go on although their jobs were canceled",
-        meaning="Each keeps a thread and its memory; what it writes does not count.",
-        remedy="Give the consumer timeouts of its own; restart the runner to be rid of them.",
+        summary="{{ $value }} consumers keep running although their jobs were canceled",
+        meaning="Each keeps a thread and its memory; its writes do not count.",
+        remedy="Give the consumer timeouts of its own; restart the runner to end them.",
     ),
     Alert(
         name="PenstockApiFails",
         expression='sum(rate(penstock_api_requests_total{status=~"5.."}[5m])) > 0.1',
         lasting="5m",
         severity=Severity.WARNING,
-        summary="The API answers with errors of its own",
-        meaning="Requests fail for a reason that is not the caller's.",
+        summary="The API answers with server errors",
+        meaning="Requests fail through no fault of the caller.",
         remedy="`/ready` says what is missing; the log of the API has each error.",
     ),
     Alert(
@@ -245,14 +244,14 @@ ALERTS = (
         lasting="15m",
         severity=Severity.INFO,
         summary="{{ $labels.part }} cannot send all traces",
-        meaning="The endpoint does not take them, or there are too many. Nothing else is disturbed.",
+        meaning="The endpoint refuses them, or there are too many. Nothing else is affected.",
         remedy="Check `tracing.endpoint` and its headers; lower `tracing.sample`.",
     ),
 )
 
 
-def rules() -> dict[str, Any]:
-    """The file of rules; raise Invalid when one asks for a metric that there is not."""
+def alert_rules() -> dict[str, Any]:
+    """Return the file of rules; raise Invalid when one names a metric that is not declared."""
     for alert in ALERTS:
         require_declared(alert.expression)
     return {
@@ -278,8 +277,8 @@ def rules() -> dict[str, Any]:
     }
 
 
-def scraping(addr: str) -> dict[str, Any]:
-    """How Prometheus finds the metrics of a deployment at the API's address, and these rules."""
+def scrape_config(addr: str) -> dict[str, Any]:
+    """Return the Prometheus configuration that scrapes the API's address and loads these rules."""
     return {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": ["alerts.yml"],

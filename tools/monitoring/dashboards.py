@@ -1,23 +1,23 @@
-"""The dashboard for Grafana: an overview that somebody chose, then every metric there is, part by part."""
+"""The dashboard for Grafana: a chosen overview, then every declared metric, part by part."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from monitoring.declared import Declared, Kind, families, require_declared
+from monitoring.declared import DeclaredMetric, Kind, metrics_by_family, require_declared
 
 __all__ = ["OVERVIEW", "Panel", "Query", "dashboard", "panel_of"]
 
 _COLUMNS = 24
 _HEIGHT = 8
-_OF_PART = 'part=~"$part"'
-_EVERY = "[$__rate_interval]"
+_PART_FILTER = 'part=~"$part"'
+_INTERVAL = "[$__rate_interval]"
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a line shows, and how it is called."""
+    """A line of a panel, and its legend."""
 
     expression: str
     legend: str
@@ -25,7 +25,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A picture of some lines; `unit` is Grafana's name of it."""
+    """A panel with some lines; `unit` is Grafana's name of the unit."""
 
     title: str
     description: str
@@ -39,14 +39,14 @@ class Panel:
 OVERVIEW = (
     Panel(
         title="Parts",
-        description="Whose metrics could be read.",
+        description="The parts whose metrics could be read.",
         queries=(Query("penstock_part_up", "{{part}}"),),
         kind="stat",
         width=8,
     ),
     Panel(
         title="Lag by stage",
-        description="How far each stage is behind the clock: the first that lags is the one to look at.",
+        description="The lag of each stage behind the clock. Check the first stage that lags.",
         queries=(
             Query("max(penstock_subscription_client_resolved_ts_lag)", "pulled"),
             Query("max(penstock_eventstore_resolved_lag_seconds)", "captured"),
@@ -59,38 +59,40 @@ OVERVIEW = (
     ),
     Panel(
         title="Rows by stage",
-        description="Rows that pass each stage in a second.",
+        description="Rows that pass each stage per second.",
         queries=(
-            Query(f"sum(rate(penstock_kvclient_pull_event_count_total{_EVERY}))", "pulled"),
-            Query(f'sum(rate(penstock_eventstore_rows_total{{outcome="stored"}}{_EVERY}))', "captured"),
-            Query(f"sum(rate(penstock_eventstore_flushed_rows_total{_EVERY}))", "in objects"),
-            Query(f"sum(rate(penstock_sink_rows_total{_EVERY}))", "in files of changefeeds"),
-            Query(f"sum(rate(penstock_jobs_usage_rows_total{_EVERY}))", "given to consumers"),
+            Query(f"sum(rate(penstock_kvclient_pull_event_count_total{_INTERVAL}))", "pulled"),
+            Query(f'sum(rate(penstock_eventstore_rows_total{{outcome="stored"}}{_INTERVAL}))', "captured"),
+            Query(f"sum(rate(penstock_eventstore_flushed_rows_total{_INTERVAL}))", "in objects"),
+            Query(f"sum(rate(penstock_sink_rows_total{_INTERVAL}))", "in files of changefeeds"),
+            Query(f"sum(rate(penstock_jobs_usage_rows_total{_INTERVAL}))", "given to consumers"),
         ),
         unit="rowsps",
         width=12,
     ),
     Panel(
         title="Failures",
-        description="What did not succeed, in a second, by where; most of it is tried again.",
+        description="Failures per second, by place; most are retried.",
         queries=(
-            Query(f"sum(rate(penstock_kvclient_event_feed_error_count_total{_EVERY}))", "change streams"),
-            Query(f"sum(rate(penstock_eventstore_flush_failures_total{_EVERY}))", "flushes"),
-            Query(f"sum(rate(penstock_eventstore_upkeep_failures_total{_EVERY}))", "upkeep"),
+            Query(f"sum(rate(penstock_kvclient_event_feed_error_count_total{_INTERVAL}))", "change streams"),
+            Query(f"sum(rate(penstock_eventstore_flush_failures_total{_INTERVAL}))", "flushes"),
+            Query(f"sum(rate(penstock_eventstore_upkeep_failures_total{_INTERVAL}))", "upkeep"),
             Query(
-                f"sum by (changefeed) (rate(penstock_sink_errors_total{_EVERY}))", "changefeed {{changefeed}}"
+                f"sum by (changefeed) (rate(penstock_sink_errors_total{_INTERVAL}))",
+                "changefeed {{changefeed}}",
             ),
             Query(
-                f'sum(rate(penstock_jobs_endings_total{{how=~"retried|failed|permanent"}}{_EVERY}))', "jobs"
+                f'sum(rate(penstock_jobs_endings_total{{how=~"retried|failed|permanent"}}{_INTERVAL}))',
+                "jobs",
             ),
-            Query(f'sum(rate(penstock_api_requests_total{{status=~"5.."}}{_EVERY}))', "API"),
+            Query(f'sum(rate(penstock_api_requests_total{{status=~"5.."}}{_INTERVAL}))', "API"),
         ),
         unit="ops",
         width=12,
     ),
     Panel(
         title="Spool of changefeeds",
-        description="Encoded bytes that are not on the remote yet, and the mark above which nothing is read.",
+        description="Encoded bytes that are not in the storage yet, and the mark above which reading stops.",
         queries=(
             Query("sum by (changefeed) (penstock_sink_spool_bytes)", "{{changefeed}}"),
             Query('max by (changefeed) (penstock_sink_spool_mark_bytes{mark="high"})', "{{changefeed}} high"),
@@ -99,7 +101,7 @@ OVERVIEW = (
     ),
     Panel(
         title="Jobs by state",
-        description="Those in error need somebody.",
+        description="Jobs in error need to be resumed or repaired.",
         queries=(Query("sum by (state) (penstock_jobs_jobs)", "{{state}}"),),
     ),
     Panel(
@@ -108,7 +110,7 @@ OVERVIEW = (
         queries=tuple(
             Query(
                 f"histogram_quantile({share}, sum by (le)"
-                f' (rate(penstock_kv_txn_cmd_duration_seconds_bucket{{type="commit"}}{_EVERY})))',
+                f' (rate(penstock_kv_txn_cmd_duration_seconds_bucket{{type="commit"}}{_INTERVAL})))',
                 name,
             )
             for share, name in ((0.5, "p50"), (0.99, "p99"))
@@ -120,16 +122,16 @@ OVERVIEW = (
 
 
 def dashboard() -> dict[str, Any]:
-    """All of it, as Grafana reads it; raise Invalid when a line asks for a metric that there is not."""
+    """Return the dashboard; raise Invalid when a line names a metric that is not declared."""
     panels: list[dict[str, Any]] = []
     row = _row(1, "Overview", 0)
-    panels += [row, *_placed(OVERVIEW, first_id=2, top=1)]
-    top = 1 + max(each["gridPos"]["y"] + each["gridPos"]["h"] for each in panels)
+    panels += [row, *_place_panels(OVERVIEW, first_id=2, top=1)]
+    top = 1 + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     number = 100
-    for family, found in families().items():
+    for family, metrics in metrics_by_family().items():
         row = _row(number, family.value, top)
         row["collapsed"] = True
-        row["panels"] = list(_placed(map(panel_of, found), first_id=number + 1, top=top + 1))
+        row["panels"] = list(_place_panels(map(panel_of, metrics), first_id=number + 1, top=top + 1))
         panels.append(row)
         number, top = number + 100, top + 1
     return {
@@ -148,22 +150,22 @@ def dashboard() -> dict[str, Any]:
     }
 
 
-def panel_of(metric: Declared) -> Panel:
-    """The picture that fits a metric: rates of counters, quantiles of histograms, gauges as they are."""
+def panel_of(metric: DeclaredMetric) -> Panel:
+    """Return the panel of a metric: rates of counters, quantiles of histograms, values of gauges."""
     queries: tuple[Query, ...]
     legend = " ".join(f"{{{{{label}}}}}" for label in metric.labels)
     if metric.kind is Kind.COUNTER:
         by = _by(*metric.labels, *(() if metric.labels else ("part",)))
-        rate = f"sum{by} (rate({metric.name}{{{_OF_PART}}}{_EVERY}))"
+        rate = f"sum{by} (rate({metric.name}{{{_PART_FILTER}}}{_INTERVAL}))"
         queries = (Query(rate, legend or "{{part}}"),)
     elif metric.kind is Kind.HISTOGRAM:
-        rate = f"sum{_by('le', *metric.labels)} (rate({metric.name}_bucket{{{_OF_PART}}}{_EVERY}))"
+        rate = f"sum{_by('le', *metric.labels)} (rate({metric.name}_bucket{{{_PART_FILTER}}}{_INTERVAL}))"
         queries = tuple(
             Query(f"histogram_quantile({share}, {rate})", f"{name} {legend}".strip())
             for share, name in ((0.5, "p50"), (0.99, "p99"))
         )
     else:
-        queries = (Query(f"{metric.name}{{{_OF_PART}}}", f"{{{{part}}}} {legend}".strip()),)
+        queries = (Query(f"{metric.name}{{{_PART_FILTER}}}", f"{{{{part}}}} {legend}".strip()),)
     return Panel(
         title=_title(metric),
         description=f"{metric.meaning} ({metric.name})",
@@ -177,18 +179,18 @@ def _by(*labels: str) -> str:
     return f" by ({', '.join(labels)})" if labels else ""
 
 
-def _title(metric: Declared) -> str:
+def _title(metric: DeclaredMetric) -> str:
     name = metric.name.removeprefix("penstock_").removesuffix("_total").replace("_", " ")
     return name[0].upper() + name[1:]
 
 
-def _unit(metric: Declared) -> str:
+def _unit(metric: DeclaredMetric) -> str:
     name = metric.name.removesuffix("_total")
     if metric.kind is Kind.COUNTER:
         if name.endswith("_bytes"):
             return "Bps"
         if name.endswith("_seconds"):
-            return "s"  # of work in each second
+            return "s"  # seconds of work per second
         return "rowsps" if name.endswith("_rows") else "ops"
     if metric.meaning.startswith("Nanoseconds"):
         return "ns"
@@ -197,19 +199,19 @@ def _unit(metric: Declared) -> str:
     return "bytes" if name.endswith("_bytes") else "short"
 
 
-def _placed(panels: Iterable[Panel], *, first_id: int, top: int) -> Iterator[dict[str, Any]]:
-    """Panels side by side, row after row."""
+def _place_panels(panels: Iterable[Panel], *, first_id: int, top: int) -> Iterator[dict[str, Any]]:
+    """Yield panels side by side, row after row."""
     left = 0
     for number, panel in enumerate(panels):
         if left + panel.width > _COLUMNS:
             left, top = 0, top + _HEIGHT
         for query in panel.queries:
             require_declared(query.expression)
-        yield _drawn(panel, first_id + number, {"x": left, "y": top, "w": panel.width, "h": _HEIGHT})
+        yield _render_panel(panel, first_id + number, {"x": left, "y": top, "w": panel.width, "h": _HEIGHT})
         left += panel.width
 
 
-def _drawn(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
+def _render_panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit} if panel.log_scale else {"unit": panel.unit, "min": 0}
     options: dict[str, Any] = {"tooltip": {"mode": "multi", "sort": "desc"}}
     if panel.kind == "stat":

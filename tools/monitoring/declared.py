@@ -1,4 +1,4 @@
-"""The metrics that there are, by the part of Penstock that they are of."""
+"""The declared metrics, by the part of Penstock that they belong to."""
 
 import re
 from dataclasses import dataclass
@@ -10,11 +10,19 @@ from penstock import metrics
 from penstock.api.routes import status
 from penstock.errors import Invalid
 
-__all__ = ["Declared", "Family", "Kind", "declared", "families", "require_declared", "samples"]
+__all__ = [
+    "DeclaredMetric",
+    "Family",
+    "Kind",
+    "declared_metrics",
+    "metrics_by_family",
+    "metrics_by_sample",
+    "require_declared",
+]
 
 
 class Kind(StrEnum):
-    """What a metric is."""
+    """The type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -22,7 +30,7 @@ class Kind(StrEnum):
 
 
 class Family(StrEnum):
-    """Of what a metric is, in the order of the flow."""
+    """The part of Penstock that a metric belongs to, in the order of the flow."""
 
     DEPLOYMENT = "Deployment"
     KV = "Client"
@@ -55,8 +63,8 @@ _PREFIXES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """A metric; `name` is as Prometheus shows it, without the endings of a histogram's samples."""
+class DeclaredMetric:
+    """A metric; `name` is that of Prometheus, without the suffixes of a histogram's samples."""
 
     name: str
     kind: Kind
@@ -65,7 +73,7 @@ class Declared:
 
     @property
     def family(self) -> Family:
-        """Of what it is."""
+        """The part that it belongs to, by the prefix of its name."""
         return next(family for prefix, family in _PREFIXES.items() if self.name.startswith(prefix))
 
     @property
@@ -76,42 +84,44 @@ class Declared:
         return (self.name,)
 
 
-_PROCESS = (  # of prometheus_client itself
-    Declared("process_cpu_seconds_total", Kind.COUNTER, "Processor time that a process has used.", ()),
-    Declared("process_resident_memory_bytes", Kind.GAUGE, "Memory that a process has.", ()),
-    Declared("process_open_fds", Kind.GAUGE, "Files and connections that a process has open.", ()),
+_PROCESS = (  # declared by prometheus_client
+    DeclaredMetric("process_cpu_seconds_total", Kind.COUNTER, "Processor time that a process has used.", ()),
+    DeclaredMetric("process_resident_memory_bytes", Kind.GAUGE, "Resident memory of a process.", ()),
+    DeclaredMetric("process_open_fds", Kind.GAUGE, "Open files and connections of a process.", ()),
 )
 
 
-def declared() -> list[Declared]:
-    """Every metric, in the order in which they are declared; first those of each process."""
-    found = [_read(each) for each in vars(metrics).values() if isinstance(each, MetricWrapperBase)]
-    return [Declared(status.UP, Kind.GAUGE, status.UP_MEANING, ("part",)), *_PROCESS, *found]
+def declared_metrics() -> list[DeclaredMetric]:
+    """Return every metric: first those of each process, then ours in the order of declaration."""
+    ours = [_read(metric) for metric in vars(metrics).values() if isinstance(metric, MetricWrapperBase)]
+    return [DeclaredMetric(status.UP, Kind.GAUGE, status.UP_MEANING, ("part",)), *_PROCESS, *ours]
 
 
-def families() -> dict[Family, list[Declared]]:
-    """The metrics of each family."""
-    found: dict[Family, list[Declared]] = {family: [] for family in Family}
-    for each in declared():
-        found[each.family].append(each)
-    return found
+def metrics_by_family() -> dict[Family, list[DeclaredMetric]]:
+    """Return the metrics of each family."""
+    by_family: dict[Family, list[DeclaredMetric]] = {family: [] for family in Family}
+    for metric in declared_metrics():
+        by_family[metric.family].append(metric)
+    return by_family
 
 
-def samples() -> dict[str, Declared]:
-    """The metric of each sample, by the sample's name."""
-    return {name: each for each in declared() for name in each.samples}
+def metrics_by_sample() -> dict[str, DeclaredMetric]:
+    """Return the metric of each sample, by the name of the sample."""
+    return {name: metric for metric in declared_metrics() for name in metric.samples}
 
 
 def require_declared(expression: str) -> None:
-    """Raise Invalid when an expression names a sample that there is not."""
-    known = samples()
+    """Raise Invalid when an expression names a sample that no metric has."""
+    known = metrics_by_sample()
     for name in _NAMES.findall(expression):
         if name not in known:
-            raise Invalid(f"{expression}: there is no metric {name}")
+            raise Invalid(
+                f"{expression} names a metric {name}, which is not declared; correct the expression"
+            )
 
 
-def _read(metric: MetricWrapperBase) -> Declared:
+def _read(metric: MetricWrapperBase) -> DeclaredMetric:
     (described,) = metric.describe()
     kind = Kind(described.type)
     name = f"{described.name}_total" if kind is Kind.COUNTER else described.name
-    return Declared(name, kind, described.documentation, tuple(metric._labelnames))
+    return DeclaredMetric(name, kind, described.documentation, tuple(metric._labelnames))

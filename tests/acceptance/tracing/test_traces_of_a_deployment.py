@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitoring.declared import samples
+from monitoring.declared import metrics_by_sample
 from penstock.api.routes.status import federate_metrics
 from penstock.cli.up.parts import move_folders
 from penstock.cli.up.supervisor import run_deployment
@@ -61,7 +61,7 @@ def test_processes_tell_of_the_same_trace_without_a_word_between_them(tmp_path: 
     shown = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     up = {sample.labels["part"]: sample.value for sample in shown if sample.name == "penstock_part_up"}
     assert up == {"api": 1, "store": 1, "capture-1": 1, "jobs": 1}
-    known = samples()
+    known = metrics_by_sample()
     assert {
         sample.name for sample in shown if sample.name.startswith("penstock_") and sample.name not in known
     } <= {f"{name.removesuffix('_total').removesuffix('_bucket')}_created" for name in known}

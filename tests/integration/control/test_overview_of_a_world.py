@@ -220,7 +220,7 @@ async def test_under_up_parts_rates_and_spools_come_from_what_it_says_and_from_t
                 folder = deployment.settings.up.data
                 UpStates(os.getpid(), (running,)).write(folder)
                 rates = FactsCache()
-                await world.do(rates.read, deployment.settings)
+                await world.do(rates.read_counters, deployment.settings)
                 await world.insert("shop.orders", {"id": 1, "title": "a"})
                 await world.readable("shop.orders")
                 found = await until(world, deployment, lambda seen: seen.stages[1].rate, rates)

@@ -84,7 +84,7 @@ def raised(check: Callable[[], None]) -> bool:
 
 def test_keys_are_given_to_many_and_taken_by_one() -> None:
     keys = DemoKeys(SYSTEM)
-    assert (keys.some(3), keys.take()) == ([], None)
+    assert (keys.sample(3), keys.take()) == ([], None)
     keys.add(range(10))
-    assert set(keys.some(50)) <= set(range(10))
+    assert set(keys.sample(50)) <= set(range(10))
     assert {keys.take() for _ in range(11)} == {*range(10), None}

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from hatchling.builders.wheel import WheelBuilder
 
 from penstock.api import app as pages
-from support.pagedouble import served
+from support.pagedouble import serve_app
 
 ROOT = Path(__file__).parents[3]
 STATIC = ROOT / "src" / "penstock" / "api" / "static"
@@ -20,7 +20,7 @@ STATIC = ROOT / "src" / "penstock" / "api" / "static"
 def client() -> Iterator[httpx.Client]:
     app = FastAPI(redirect_slashes=False)
     pages.mount_pages(app)
-    with served(app) as url, httpx.Client(base_url=url) as client:
+    with serve_app(app) as url, httpx.Client(base_url=url) as client:
         yield client
 
 

@@ -23,13 +23,13 @@ WEAK = {"name": "weak", "version": "2.0", "vulns": [{"id": "CVE-1", "fix_version
 
 
 def test_a_known_vulnerability_is_named_with_what_mends_it() -> None:
-    lines, code = audit.said({"dependencies": [SOUND, WEAK]})
-    assert (lines, code) == (["weak 2.0: CVE-1, mended in 2.1"], 1)
+    lines, code = audit.summarize({"dependencies": [SOUND, WEAK]})
+    assert (lines, code) == (["weak 2.0: CVE-1, fixed in 2.1"], 1)
 
 
 def test_silence_means_that_all_is_well_only_where_everything_was_audited() -> None:
-    assert audit.said({"dependencies": [SOUND]}) == ([], 0)
-    lines, code = audit.said({"dependencies": [SOUND, UNHEARD]})
+    assert audit.summarize({"dependencies": [SOUND]}) == ([], 0)
+    lines, code = audit.summarize({"dependencies": [SOUND, UNHEARD]})
     assert (lines, code) == (["dependencies not audited: the advisory service knows 1 of 2"], 0)
-    lines, code = audit.said(None)
+    lines, code = audit.summarize(None)
     assert ("does not answer" in lines[0], code) == (True, 0)

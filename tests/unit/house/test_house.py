@@ -1,6 +1,6 @@
 """How the code is laid out, held where it is: by every change it may only become better.
 
-`tools/measure_house.py` says what is counted, and prints all of it.
+`tools/measure_layout.py` says what is counted, and prints all of it.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "tools" / "measure_house.py"
+SCRIPT = Path(__file__).parents[3] / "tools" / "measure_layout.py"
 
 SINGLE_IMPORTER_MODULES_MAX = 120
 MODULE_CYCLES_MAX = 0
@@ -20,7 +20,7 @@ KNOWN: frozenset[str] = frozenset()
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_house", SCRIPT)
+    spec = importlib.util.spec_from_file_location("measure_layout", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -29,32 +29,32 @@ def _load() -> ModuleType:
     return module
 
 
-measure_house = _load()
-HOUSE = measure_house.read_house()
+measure_layout = _load()
+HOUSE = measure_layout.read_layout()
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    shared = measure_house.shared_class_names(HOUSE)
+    shared = measure_layout.shared_class_names(HOUSE)
     new = {name: where for name, where in shared.items() if name not in KNOWN}
     assert new == {}, "give one of them another name"
     assert sorted(KNOWN.difference(shared)) == [], "they are shared no more: take them out of KNOWN"
 
 
 def test_few_modules_have_one_importer() -> None:
-    single = measure_house.single_importers(HOUSE)
+    single = measure_layout.single_importers(HOUSE)
     shown = "\n".join(f"{module} is imported by {importer} alone" for module, importer in single.items())
     assert len(single) <= SINGLE_IMPORTER_MODULES_MAX, shown
 
 
 def test_modules_do_not_import_each_other() -> None:
-    found = measure_house.module_cycles(HOUSE)
+    found = measure_layout.module_cycles(HOUSE)
     assert len(found) <= MODULE_CYCLES_MAX, found
 
 
 def test_folders_of_few_packages_import_each_other() -> None:
     found = {
         package: measured.folder_cycles
-        for package, measured in measure_house.package_measures(HOUSE).items()
+        for package, measured in measure_layout.package_measures(HOUSE).items()
         if measured.folder_cycles
     }
     assert len(found) <= PACKAGES_WITH_FOLDER_CYCLES_MAX, found
@@ -87,7 +87,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_every_form_of_an_import_is_seen(small: Path) -> None:
-    house = measure_house.read_house(small)
+    house = measure_layout.read_layout(small)
     seen = {(each.importer, each.imported, each.typing) for each in house.imports}
     assert seen == {
         ("penstock.a", "penstock.a.one", False),
@@ -101,14 +101,14 @@ def test_every_form_of_an_import_is_seen(small: Path) -> None:
 
 
 def test_what_is_measured_is_what_the_script_says(small: Path) -> None:
-    house = measure_house.read_house(small)
-    assert measure_house.single_importers(house) == {
+    house = measure_layout.read_layout(small)
+    assert measure_layout.single_importers(house) == {
         "penstock.a.two": "penstock.b.three",
         "penstock.b.high.five": "penstock.b.low.four",
         "penstock.b.low.four": "penstock.b.high.five",
         "penstock.ground": "penstock.a.two",
     }
-    assert "penstock.a.two" not in measure_house.single_importers(house, typing=False)
-    assert measure_house.module_cycles(house) == [["penstock.b.high.five", "penstock.b.low.four"]]
-    assert measure_house.folder_cycles(house, "b") == [["high", "low"]]
-    assert measure_house.shared_class_names(house) == {"Thing": ["penstock.b.three", "penstock.ground"]}
+    assert "penstock.a.two" not in measure_layout.single_importers(house, typing=False)
+    assert measure_layout.module_cycles(house) == [["penstock.b.high.five", "penstock.b.low.four"]]
+    assert measure_layout.folder_cycles(house, "b") == [["high", "low"]]
+    assert measure_layout.shared_class_names(house) == {"Thing": ["penstock.b.three", "penstock.ground"]}

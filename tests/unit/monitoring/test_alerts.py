@@ -24,8 +24,8 @@ from promql_parser import (
 )
 from typer.main import get_command
 
-from monitoring.alerts import ALERTS, RUNBOOK, Alert, rules, scraping
-from monitoring.declared import samples
+from monitoring.alerts import ALERTS, RUNBOOK, Alert, alert_rules, scrape_config
+from monitoring.declared import metrics_by_sample
 from penstock.cli.main import app
 
 ROOT = Path(__file__).parents[3]
@@ -217,9 +217,9 @@ def test_a_rule_about_states_leaves_the_others_alone() -> None:
 
 def test_the_files_for_prometheus_are_what_the_code_says() -> None:
     folder = ROOT / "deploy" / "prometheus"
-    assert yaml.safe_load((folder / "alerts.yml").read_text()) == rules()
+    assert yaml.safe_load((folder / "alerts.yml").read_text()) == alert_rules()
     config = yaml.safe_load((folder / "prometheus.yml").read_text())
-    assert config == scraping("127.0.0.1:8300")
+    assert config == scrape_config("127.0.0.1:8300")
     assert [(folder / each).is_file() for each in config["rule_files"]] == [True]
 
 
@@ -230,13 +230,13 @@ def test_every_rule_has_a_section_that_says_what_to_do() -> None:
         if line.startswith("## ")
     ]
     assert [f"{RUNBOOK}#{heading}" for heading in headings] == [
-        rule["annotations"]["runbook_url"] for group in rules()["groups"] for rule in group["rules"]
+        rule["annotations"]["runbook_url"] for group in alert_rules()["groups"] for rule in group["rules"]
     ]
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 def test_the_commands_and_metrics_that_a_remedy_names_are_there(alert: Alert) -> None:
-    known = samples()
+    known = metrics_by_sample()
     for named in re.findall(r"`(penstock[^`]*)`", alert.remedy + alert.meaning):
         words = named.split()
         if len(words) == 1:

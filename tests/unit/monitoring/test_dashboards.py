@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monitoring.dashboards import OVERVIEW, dashboard, panel_of
-from monitoring.declared import Declared, Kind, declared, families
+from monitoring.declared import DeclaredMetric, Kind, declared_metrics, metrics_by_family
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,14 +32,14 @@ def test_the_file_is_what_the_code_says() -> None:
 def test_every_metric_is_on_the_dashboard_and_in_the_reference() -> None:
     shown = {name for each in expressions(dashboard()) for name in re.findall(r"\w+", each)}
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    for metric in declared():
+    for metric in declared_metrics():
         assert shown & set(metric.samples), metric.name
         assert f"| `{metric.name}` | {metric.kind} |" in page
 
 
 def test_every_metric_is_of_one_family() -> None:
-    assert sum(len(found) for found in families().values()) == len(declared())
-    assert all(families().values())
+    assert sum(len(found) for found in metrics_by_family().values()) == len(declared_metrics())
+    assert all(metrics_by_family().values())
 
 
 def test_panels_have_their_own_ids_and_do_not_overlap() -> None:
@@ -73,23 +73,23 @@ def test_the_overview_shows_the_lag_of_every_stage() -> None:
     ("metric", "expression", "unit"),
     [
         (
-            Declared("x_bytes_total", Kind.COUNTER, "Bytes.", ("a",)),
+            DeclaredMetric("x_bytes_total", Kind.COUNTER, "Bytes.", ("a",)),
             'sum by (a) (rate(x_bytes_total{part=~"$part"}[$__rate_interval]))',
             "Bps",
         ),
         (
-            Declared("x_seconds", Kind.HISTOGRAM, "Time.", ()),
+            DeclaredMetric("x_seconds", Kind.HISTOGRAM, "Time.", ()),
             'histogram_quantile(0.5, sum by (le) (rate(x_seconds_bucket{part=~"$part"}[$__rate_interval])))',
             "s",
         ),
-        (Declared("x", Kind.GAUGE, "How many.", ("b",)), 'x{part=~"$part"}', "short"),
+        (DeclaredMetric("x", Kind.GAUGE, "How many.", ("b",)), 'x{part=~"$part"}', "short"),
         (
-            Declared("x", Kind.HISTOGRAM, "Nanoseconds of it.", ("c",)),
+            DeclaredMetric("x", Kind.HISTOGRAM, "Nanoseconds of it.", ("c",)),
             'histogram_quantile(0.5, sum by (le, c) (rate(x_bucket{part=~"$part"}[$__rate_interval])))',
             "ns",
         ),
     ],
 )
-def test_a_metric_is_drawn_as_its_kind_asks(metric: Declared, expression: str, unit: str) -> None:
+def test_a_metric_is_drawn_as_its_kind_asks(metric: DeclaredMetric, expression: str, unit: str) -> None:
     panel = panel_of(metric)
     assert (panel.queries[0].expression, panel.unit) == (expression, unit)

@@ -13,12 +13,12 @@ from promql_parser import (
     parse,
 )
 
-from monitoring.alerts import ALERTS, Alert, rules
+from monitoring.alerts import ALERTS, Alert, alert_rules
 from monitoring.dashboards import OVERVIEW, Panel, dashboard, panel_of
-from monitoring.declared import Kind, declared, require_declared, samples
+from monitoring.declared import Kind, declared_metrics, metrics_by_sample, require_declared
 from penstock.errors import Invalid
 
-KNOWN = samples()
+KNOWN = metrics_by_sample()
 EVERYWHERE = {"instance", "part"}
 """Labels that whoever gathers the metrics adds."""
 
@@ -84,24 +84,26 @@ def test_a_rule_asks_for_what_there_is(alert: Alert) -> None:
     check(alert.expression)
 
 
-@pytest.mark.parametrize("panel", [*OVERVIEW, *map(panel_of, declared())], ids=lambda panel: panel.title)
+@pytest.mark.parametrize(
+    "panel", [*OVERVIEW, *map(panel_of, declared_metrics())], ids=lambda panel: panel.title
+)
 def test_a_panel_asks_for_what_there_is(panel: Panel) -> None:
     for query in panel.queries:
         check(query.expression)
 
 
 def test_nothing_is_made_that_asks_for_a_metric_which_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = samples()
+    gone = metrics_by_sample()
     del gone["penstock_part_up"]
-    monkeypatch.setattr("monitoring.declared.samples", lambda: gone)
-    for make in (rules, dashboard):
-        with pytest.raises(Invalid, match="there is no metric penstock_part_up"):
+    monkeypatch.setattr("monitoring.declared.metrics_by_sample", lambda: gone)
+    for make in (alert_rules, dashboard):
+        with pytest.raises(Invalid, match="names a metric penstock_part_up, which is not declared"):
             make()
 
 
 @pytest.mark.parametrize("text", ["penstock_gone_total > 0", "rate(penstock_sink_rows[5m])", "process_x"])
 def test_a_name_that_is_no_samples_is_refused(text: str) -> None:
-    with pytest.raises(Invalid, match="there is no metric"):
+    with pytest.raises(Invalid, match=r"names a metric \w+, which is not declared"):
         require_declared(text)
 
 

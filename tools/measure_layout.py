@@ -1,17 +1,17 @@
-"""Measure how the code is laid out: `tools/measure_house.py` prints it for people, `--json` for scripts.
+"""Measure the layout of the code: `tools/measure_layout.py` prints tables, with `--json` a tree for scripts.
 
-Everything is read from the syntax of the files under `src`; nothing is imported.
+The tool parses the files under `src`; it imports none of them.
 
-- A module imports another one wherever it says so: at the top, in a function, or for types only, which is
-  told apart. `from a import b` imports the module `a.b` if there is one, else `a`.
-- Product is everything but `penstock.testing` and `penstock.proto`.
-- A module is single when exactly one product module imports it; a package's `__init__` is one of these.
-- Cycles of folders are those inside a package, whose own modules are the folder `.`; cycles of modules are
-  those of the whole product. Both count imports for types.
-- In and out are how many packages import a package, tests' apart, and how many it imports. A module beside
-  the packages is a package of its own.
-- Median and 90th percentile of a module's lines leave `__init__` out; a function's lines have its decorators.
-- A public class stands at the top of a module, and its name has no underscore in front.
+- Imports count at the top of a module, in functions, and under TYPE_CHECKING; the last are counted apart.
+  `from a import b` imports the module `a.b` if it exists, else `a`.
+- The product is everything but `penstock.testing` and `penstock.proto`.
+- A module is single when exactly one product module imports it. An `__init__` counts as a module.
+- Cycles of folders are inside one package, whose own modules are the folder `.`; cycles of modules are of the
+  whole product. Both count imports under TYPE_CHECKING.
+- "In" is the number of packages, but tests, that import a package; "out" is the number that it imports. A
+  module beside the packages counts as a package.
+- Median and 90th percentile of module lines exclude `__init__`; lines of a function include its decorators.
+- A public class is defined at the top level of a module, with a name without a leading underscore.
 
 `--root` measures another copy of the repository.
 """
@@ -35,7 +35,7 @@ _ROOT_FOLDER = "."
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One module's import of another; `typing` when no line of it needs that at run time."""
+    """One module's import of another; `typing` when it is needed for types only."""
 
     importer: str
     imported: str
@@ -44,7 +44,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One file; `package` is the folder below the root package, or the module's own name beside them."""
+    """One file with its lines, the lines of its functions, and its public classes."""
 
     name: str
     path: Path
@@ -55,13 +55,13 @@ class Module:
 
     @property
     def package(self) -> str:
-        """What it belongs to: `penstock.sink.work` to sink; the root's `__init__` to the root."""
+        """The folder below the root package; for a module beside the folders, its own name."""
         first, *rest = self.name.split(".")
         return rest[0] if rest else first
 
     @property
     def folder(self) -> str:
-        """Its folder inside the package; `.` is the package's own."""
+        """Its folder inside the package; `.` for the package itself."""
         rest = self.name.split(".")[2:]
         if not self.is_init:
             rest = rest[:-1]
@@ -69,36 +69,39 @@ class Module:
 
     @property
     def is_product(self) -> bool:
-        """It is neither for tests nor made by a compiler."""
+        """Whether it is neither for tests nor generated."""
         return self.package not in _NOT_PRODUCT
 
 
 @dataclass(frozen=True)
-class House:
-    """Modules by name, and who imports whom."""
+class Layout:
+    """The modules by name, and the imports between them."""
 
     modules: Mapping[str, Module]
     imports: tuple[Import, ...]
 
     @property
     def product(self) -> list[Module]:
-        """Modules without those for tests and those that a compiler made."""
+        """The modules that are neither for tests nor generated."""
         return [module for module in self.modules.values() if module.is_product]
 
     def arrows(self, *, typing: bool = True, product: bool = True) -> dict[str, set[str]]:
-        """Whom each module imports; without imports for types, or with all importers, if told so."""
-        found: dict[str, set[str]] = {name: set() for name in self.modules}
-        for each in self.imports:
-            if product and not self.modules[each.importer].is_product:
+        """Return the imports of each module.
+
+        Without `typing` imports for types are left out; without `product` other importers are included.
+        """
+        arrows: dict[str, set[str]] = {name: set() for name in self.modules}
+        for item in self.imports:
+            if product and not self.modules[item.importer].is_product:
                 continue
-            if typing or not each.typing:
-                found[each.importer].add(each.imported)
-        return found
+            if typing or not item.typing:
+                arrows[item.importer].add(item.imported)
+        return arrows
 
 
 @dataclass(frozen=True, slots=True)
 class PackageMeasures:
-    """A row of the table."""
+    """The measures of one package."""
 
     files: int
     lines: int
@@ -112,8 +115,8 @@ class PackageMeasures:
 # Read.
 
 
-def read_house(root: Path = ROOT) -> House:
-    """Read every module under `src`."""
+def read_layout(root: Path = ROOT) -> Layout:
+    """Parse every module under `src`."""
     source = root / "src"
     trees: dict[str, tuple[Path, ast.Module, int]] = {}
     for path in sorted(source.rglob("*.py")):
@@ -136,7 +139,7 @@ def read_house(root: Path = ROOT) -> House:
         for imported, typing in _imports(tree, name, modules, is_init=path.name == "__init__.py")
         if imported != name
     ]
-    return House(modules, tuple(dict.fromkeys(imports)))
+    return Layout(modules, tuple(dict.fromkeys(imports)))
 
 
 def _module_name(path: Path) -> str:
@@ -151,34 +154,34 @@ def _public_classes(tree: ast.Module) -> Iterator[str]:
 
 
 def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """What a module defines, also under an `if` or a `try`."""
+    """Yield the top-level statements of a module, also those under an `if` or a `try`."""
     for node in body:
         yield node
         if isinstance(node, ast.If):
             yield from _top_level([*node.body, *node.orelse])
         elif isinstance(node, ast.Try):
-            handled = [each for handler in node.handlers for each in handler.body]
+            handled = [statement for handler in node.handlers for statement in handler.body]
             yield from _top_level([*node.body, *handled, *node.orelse, *node.finalbody])
 
 
 def _function_lines(tree: ast.Module) -> Iterator[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             yield (node.end_lineno or first) - first + 1
 
 
 def _imports(
     tree: ast.Module, name: str, modules: Mapping[str, Any], *, is_init: bool
 ) -> Iterator[tuple[str, bool]]:
-    """The modules that one names, and whether for types only."""
+    """Yield the modules that a module imports, and whether for types only."""
     for node, typing in _import_statements(tree, typing=False):
         if isinstance(node, ast.Import):
-            wanted = [(each.name, "") for each in node.names]
+            candidates = [(alias.name, "") for alias in node.names]
         else:
             base = _imported_from(node, name, is_init=is_init)
-            wanted = [(f"{base}.{each.name}", base) for each in node.names]
-        for first, second in wanted:
+            candidates = [(f"{base}.{alias.name}", base) for alias in node.names]
+        for first, second in candidates:
             found = first if first in modules else second
             if found in modules:
                 yield found, typing
@@ -197,10 +200,10 @@ def _import_statements(node: ast.AST, *, typing: bool) -> Iterator[tuple[ast.Imp
         yield node, typing
         return
     if isinstance(node, ast.If) and _is_for_types(node.test):
-        for each in node.body:
-            yield from _import_statements(each, typing=True)
-        for each in node.orelse:
-            yield from _import_statements(each, typing=typing)
+        for statement in node.body:
+            yield from _import_statements(statement, typing=True)
+        for statement in node.orelse:
+            yield from _import_statements(statement, typing=typing)
         return
     for child in ast.iter_child_nodes(node):
         yield from _import_statements(child, typing=typing)
@@ -213,30 +216,30 @@ def _is_for_types(test: ast.expr) -> bool:
 # Measure.
 
 
-def single_importers(house: House, *, typing: bool = True) -> dict[str, str]:
-    """Product modules that exactly one product module imports, with that one."""
+def single_importers(layout: Layout, *, typing: bool = True) -> dict[str, str]:
+    """Return the product modules that exactly one product module imports, with that importer."""
     importers: dict[str, set[str]] = defaultdict(set)
-    for importer, found in house.arrows(typing=typing).items():
+    for importer, found in layout.arrows(typing=typing).items():
         for imported in found:
             importers[imported].add(importer)
     return {
         imported: next(iter(found))
         for imported, found in sorted(importers.items())
-        if len(found) == 1 and house.modules[imported].is_product
+        if len(found) == 1 and layout.modules[imported].is_product
     }
 
 
-def module_cycles(house: House, *, typing: bool = True) -> list[list[str]]:
-    """Product modules that import each other, directly or round a corner."""
-    return cycles({name: found for name, found in house.arrows(typing=typing).items() if found})
+def module_cycles(layout: Layout, *, typing: bool = True) -> list[list[str]]:
+    """Return the cycles of product modules that import each other, directly or indirectly."""
+    return cycles({name: found for name, found in layout.arrows(typing=typing).items() if found})
 
 
-def folder_cycles(house: House, package: str, *, typing: bool = True) -> list[list[str]]:
-    """Folders of a package that import each other; its root, with `__init__`, is one of them."""
+def folder_cycles(layout: Layout, package: str, *, typing: bool = True) -> list[list[str]]:
+    """Return the cycles of folders of a package; the package itself is the folder `.`."""
     graph: dict[str, set[str]] = defaultdict(set)
-    for importer, found in house.arrows(typing=typing, product=False).items():
+    for importer, found in layout.arrows(typing=typing, product=False).items():
         for imported in found:
-            one, other = house.modules[importer], house.modules[imported]
+            one, other = layout.modules[importer], layout.modules[imported]
             if one.package != package or other.package != package:
                 continue
             if one.folder != other.folder:
@@ -244,48 +247,50 @@ def folder_cycles(house: House, package: str, *, typing: bool = True) -> list[li
     return cycles(graph)
 
 
-def shared_class_names(house: House) -> dict[str, list[str]]:
-    """Public classes of one name in several product modules, with those modules."""
+def shared_class_names(layout: Layout) -> dict[str, list[str]]:
+    """Return the names of public classes that several product modules define, with those modules."""
     found: dict[str, list[str]] = defaultdict(list)
-    for module in house.product:
+    for module in layout.product:
         for name in dict.fromkeys(module.classes):
             found[name].append(module.name)
     return {name: where for name, where in sorted(found.items()) if len(where) > 1}
 
 
-def package_measures(house: House) -> dict[str, PackageMeasures]:
-    """The table's rows: folders, and the modules beside them under their own names."""
-    single = single_importers(house)
-    inside = module_cycles(house)
+def package_measures(layout: Layout) -> dict[str, PackageMeasures]:
+    """Return the measures of each package, and of the modules beside the packages."""
+    single = single_importers(layout)
+    inside = module_cycles(layout)
     coming: dict[str, set[str]] = defaultdict(set)
     going: dict[str, set[str]] = defaultdict(set)
-    for importer, found in house.arrows(product=False).items():
-        one = house.modules[importer].package
-        for other in {house.modules[imported].package for imported in found} - {one}:
+    for importer, found in layout.arrows(product=False).items():
+        one = layout.modules[importer].package
+        for other in {layout.modules[imported].package for imported in found} - {one}:
             going[one].add(other)
             if one != TESTING:
                 coming[other].add(one)
     members: dict[str, list[Module]] = defaultdict(list)
-    for module in house.modules.values():
+    for module in layout.modules.values():
         members[module.package].append(module)
     return {
         package: PackageMeasures(
             files=len(found),
             lines=sum(module.lines for module in found),
             single=sum(module.name in single for module in found),
-            folder_cycles=folder_cycles(house, package),
+            folder_cycles=folder_cycles(layout, package),
             module_cycles=[
-                cycle for cycle in inside if {house.modules[name].package for name in cycle} == {package}
+                cycle for cycle in inside if {layout.modules[name].package for name in cycle} == {package}
             ],
             packages_in=sorted(coming[package]),
             packages_out=sorted(going[package]),
         )
-        for package, found in sorted(members.items(), key=lambda item: -sum(each.lines for each in item[1]))
+        for package, found in sorted(
+            members.items(), key=lambda item: -sum(module.lines for module in item[1])
+        )
     }
 
 
 def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Strongly connected components of more than one node: Tarjan's algorithm, without recursion."""
+    """Return the strongly connected components of more than one node (Tarjan's algorithm, iterative)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -323,37 +328,41 @@ def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def typical(numbers: Iterable[int]) -> tuple[int, int]:
-    """Median and 90th percentile."""
-    given = sorted(numbers)
-    if len(given) < 2:
-        return (given[0], given[0]) if given else (0, 0)
-    return round(median(given)), round(quantiles(given, n=10, method="exclusive")[-1])
+    """Return the median and the 90th percentile."""
+    ordered = sorted(numbers)
+    if len(ordered) < 2:
+        return (ordered[0], ordered[0]) if ordered else (0, 0)
+    return round(median(ordered)), round(quantiles(ordered, n=10, method="exclusive")[-1])
 
 
-def measures(house: House) -> dict[str, Any]:
-    """Everything, as a tree for JSON."""
-    product = house.product
+def measure(layout: Layout) -> dict[str, Any]:
+    """Return all measures as a tree for JSON."""
+    product = layout.product
     whole = [module for module in product if not module.is_init]
-    lines, functions = typical(each.lines for each in whole), typical(n for m in product for n in m.functions)
+    lines = typical(module.lines for module in whole)
+    functions = typical(count for module in product for count in module.functions)
     return {
-        "all": {"files": len(house.modules), "lines": sum(each.lines for each in house.modules.values())},
+        "all": {
+            "files": len(layout.modules),
+            "lines": sum(module.lines for module in layout.modules.values()),
+        },
         "product": {
             "files": len(product),
-            "lines": sum(each.lines for each in product),
+            "lines": sum(module.lines for module in product),
             "modules": len(whole),
             "module_lines": {"median": lines[0], "p90": lines[1]},
-            "functions": sum(len(each.functions) for each in product),
+            "functions": sum(len(module.functions) for module in product),
             "function_lines": {"median": functions[0], "p90": functions[1]},
         },
-        "single": single_importers(house),
-        "single_at_run_time": len(single_importers(house, typing=False)),
-        "typing_imports": sum(each.typing for each in house.imports),
-        "module_cycles": module_cycles(house),
-        "module_cycles_at_run_time": module_cycles(house, typing=False),
-        "shared_class_names": shared_class_names(house),
+        "single": single_importers(layout),
+        "single_at_run_time": len(single_importers(layout, typing=False)),
+        "typing_imports": sum(item.typing for item in layout.imports),
+        "module_cycles": module_cycles(layout),
+        "module_cycles_at_run_time": module_cycles(layout, typing=False),
+        "shared_class_names": shared_class_names(layout),
         "packages": {
             name: {key: getattr(found, key) for key in PackageMeasures.__slots__}
-            for name, found in package_measures(house).items()
+            for name, found in package_measures(layout).items()
         },
     }
 
@@ -361,8 +370,8 @@ def measures(house: House) -> dict[str, Any]:
 # Print.
 
 
-def shown(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Lines for people."""
+def render(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the measures as lines of Markdown."""
     product = tree["product"]
     lines, functions = product["module_lines"], product["function_lines"]
     yield f"{tree['all']['files']} files with {tree['all']['lines']:,} lines under src."
@@ -375,12 +384,12 @@ def shown(tree: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "| package | files | lines | single | cycles of folders | cycles of modules | in | out |"
     yield "|---|---|---|---|---|---|---|---|"
-    for name, each in tree["packages"].items():
-        folders = "; ".join(", ".join(cycle) for cycle in each["folder_cycles"]) or "none"
-        modules = "; ".join(", ".join(cycle) for cycle in each["module_cycles"]) or "none"
+    for name, package in tree["packages"].items():
+        folders = "; ".join(", ".join(cycle) for cycle in package["folder_cycles"]) or "none"
+        modules = "; ".join(", ".join(cycle) for cycle in package["module_cycles"]) or "none"
         yield (
-            f"| {name} | {each['files']} | {each['lines']:,} | {each['single']} | {folders} | {modules}"
-            f" | {len(each['packages_in'])} | {len(each['packages_out'])} |"
+            f"| {name} | {package['files']} | {package['lines']:,} | {package['single']} | {folders}"
+            f" | {modules} | {len(package['packages_in'])} | {len(package['packages_out'])} |"
         )
     yield ""
     yield (
@@ -392,18 +401,18 @@ def shown(tree: Mapping[str, Any]) -> Iterator[str]:
         f" ({len(tree['module_cycles_at_run_time'])} without imports for types only)."
     )
     yield from (f"  {', '.join(cycle)}" for cycle in tree["module_cycles"])
-    yield f"{len(tree['shared_class_names'])} public class names stand in several modules."
+    yield f"{len(tree['shared_class_names'])} public class names are defined in several modules."
     yield from (f"  {name}: {', '.join(where)}" for name, where in tree["shared_class_names"].items())
 
 
 def main() -> None:
-    """The command."""
-    arguments = argparse.ArgumentParser(description="Measure how the code is laid out.")
+    """Run the command."""
+    arguments = argparse.ArgumentParser(description="Measure the layout of the code.")
     arguments.add_argument("--json", action="store_true", help="print JSON")
     arguments.add_argument("--root", type=Path, default=ROOT, help="the repository")
-    given = arguments.parse_args()
-    tree = measures(read_house(given.root))
-    text = json.dumps(tree, indent=1) if given.json else "\n".join(shown(tree))
+    options = arguments.parse_args()
+    tree = measure(read_layout(options.root))
+    text = json.dumps(tree, indent=1) if options.json else "\n".join(render(tree))
     sys.stdout.write(text + "\n")
 
 
