@@ -26,7 +26,7 @@ from penstock.changes import collect_changes
 from penstock.eventstore import paths
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.manifest import ObjectKind, ObjectInfo, Removal
+from penstock.eventstore.manifest import ObjectInfo, ObjectKind, Removal
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.paths import Side

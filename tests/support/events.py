@@ -25,7 +25,7 @@ RowId = tuple[str, int]
 
 
 def a_table(table_id: int = 1) -> TableInfo:
-    """A table of a number and a text."""
+    """Return a table of a number and a text."""
     table = define_table("items", [("id", "bigint primary key"), ("name", "varchar(64)")])
     return replace(table, id=table_id)
 
@@ -39,34 +39,38 @@ class FixedSchemas:
 
     @classmethod
     def of(cls, *tables: TableInfo) -> "FixedSchemas":
-        """Tables that never change."""
+        """Return tables that never change."""
         return cls(*(SchemaVersion(0, 1, table) for table in tables))
 
     def resolved_ts(self) -> int:
-        """See Schemas."""
+        """Return up to when all schemas are known."""
         return self.resolved
 
     def storable_ts(self, _table_id: int) -> int:
-        """See Schemas."""
+        """Return up to when schemas may be stored."""
         return self.resolved
 
     def ends(self, _table_id: int, _from_ts: int, _to_ts: int) -> list[int]:
-        """See Schemas."""
+        """Return the ends of tables."""
         return []
 
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
-        """See Schemas."""
-        mine = [each for each in self._versions if each.table.id == table_id and each.since_ts <= to_ts]
-        begun = [each for each in mine if each.since_ts <= from_ts + 1]
-        return [*(begun[-1:] or mine[:1]), *(each for each in mine if each.since_ts > from_ts + 1)]
+        """Return the schema versions of a table in a range."""
+        mine = [
+            version
+            for version in self._versions
+            if version.table.id == table_id and version.since_ts <= to_ts
+        ]
+        begun = [version for version in mine if version.since_ts <= from_ts + 1]
+        return [*(begun[-1:] or mine[:1]), *(version for version in mine if version.since_ts > from_ts + 1)]
 
     def ended_ts(self, _table_id: int) -> int:
-        """See Schemas."""
+        """Return when a table was dropped, if it was."""
         return 0
 
 
 def change(table: TableInfo, commit_ts: int, new: Row | None, old: Row | None = None) -> Change:
-    """A put of a row, or a delete of an old one, by a transaction that began a tick before."""
+    """Return a put of a row, or a delete of an old one, by a transaction that began a tick before."""
     known = new or old
     assert known is not None
     value = _value(table, new, commit_ts) if new is not None else None
@@ -80,18 +84,18 @@ def _value(table: TableInfo, row: Row, ts: int) -> bytes:
 
 
 def read_object(storage: ObjectStorage, table_id: int, info: ObjectInfo) -> pa.Table:
-    """All rows of one object."""
+    """Return all rows of one object."""
     with storage.open(paths.object_path(paths.table_root(table_id), info.side, info.id)) as file:
         return pq.ParquetFile(file).read()
 
 
 def objects(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[ObjectInfo]:
-    """The objects of a side that report changes, by time; also those that merges replaced."""
+    """Return the objects of a side that report changes, by time; also those that merges replaced."""
     return load(storage, paths.table_root(table_id)).change_objects(side, 0, TS_MAX)
 
 
 def events(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[dict[str, Any]]:
-    """Every row of a side, in the order of changes."""
+    """Return every row of a side, in the order of changes."""
     made = [dict(row) for _, row in _locate_rows(storage, table_id, objects(storage, table_id, side))]
     return sorted(made, key=lambda row: (row[COMMIT_TS], row[START_TS], row[HANDLE]))
 
@@ -99,7 +103,7 @@ def events(storage: ObjectStorage, table_id: int, side: paths.Side) -> list[dict
 def _locate_rows(
     storage: ObjectStorage, table_id: int, among: Iterable[ObjectInfo]
 ) -> Iterator[tuple[RowId, Row]]:
-    """Every row of some objects with its own row id."""
+    """Yield every row of some objects with its own row id."""
     for info in among:
         data = storage.read(paths.object_path(paths.table_root(table_id), info.side, info.id))
         assert data is not None, "an object is not there"
@@ -109,14 +113,14 @@ def _locate_rows(
 
 @lru_cache(maxsize=1024)
 def _decode_rows(data: bytes) -> Sequence[Row]:
-    """The rows of an object's bytes. Who looks after every step meets the same bytes again and again."""
+    """Return the rows of an object's bytes. They are cached: checks after every step read the same bytes."""
     # Its read_table would import pandas.
     rows: list[Row] = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).to_pylist()
     return rows
 
 
 def replay_objects(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, dict[str, Any]]:
-    """The table as of `ts`, made of nothing but its objects: rows by handle.
+    """Return the table at `ts`, read only from its objects: rows by handle.
 
     Fails when a change is there twice, when an insert meets a row, or when a tombstone meets none or has
     another row id than that of the row it ends.
@@ -128,7 +132,7 @@ def replay_objects(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes
 
 
 def live_rows(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, tuple[RowId, Row]]:
-    """The rows as of `ts` and where they are, by handle; fails as `replay_objects` does."""
+    """Return the rows as of `ts` and where they are, by handle; fails as `replay_objects` does."""
     table = load(storage, paths.table_root(table_id))
     steps = [
         (row[COMMIT_TS], order, row[HANDLE], located, row)
@@ -153,14 +157,18 @@ def live_rows(storage: ObjectStorage, table_id: int, ts: int) -> dict[bytes, tup
 
 
 def find_moved_rows(storage: ObjectStorage, table_id: int) -> dict[RowId, tuple[bytes, int]]:
-    """Rows that merges have written again, by their new row id: which versions they are."""
+    """Return the rows that merges rewrote, by their new row id, as handle and commit timestamp."""
     return _find_moved(storage, table_id, load(storage, paths.table_root(table_id)))
 
 
-def _find_moved(storage: ObjectStorage, table_id: int, table: ManifestState) -> dict[RowId, tuple[bytes, int]]:
+def _find_moved(
+    storage: ObjectStorage, table_id: int, table: ManifestState
+) -> dict[RowId, tuple[bytes, int]]:
     known = table.objects.values()
     merged = [info for info in known if info.side == "data" and info.kind == "merged"]
-    return {located: (row[HANDLE], row[COMMIT_TS]) for located, row in _locate_rows(storage, table_id, merged)}
+    return {
+        located: (row[HANDLE], row[COMMIT_TS]) for located, row in _locate_rows(storage, table_id, merged)
+    }
 
 
 _SIDES: Sequence[paths.Side] = ("tombstone", "data")

@@ -32,7 +32,13 @@ from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.values import from_cell
 from penstock.testing.versions import Row
 from support.itemtables import item_table
-from support.metaevents import database, database_gone, put_table_event, drop_table_event, finished_job_event
+from support.metaevents import (
+    finish_job,
+    put_database,
+    put_table,
+    remove_database,
+    remove_table,
+)
 from support.rawbatches import Change, raw
 from support.tableworld import CountingClock
 
@@ -67,7 +73,7 @@ class WorldTable:
         return f"{self.database}.{self.info.name}"
 
     def place(self, row: Row, rowid: int) -> Place:
-        """Where a row belongs: by its key, or by a number where its key is no handle."""
+        """Return where a row belongs: by its key, or by a number when its key is not a handle."""
         ids = self.info.physical_ids
         handle: keys.Handle = rowid
         if self.info.handle_kind is not HandleKind.ROWID:
@@ -115,60 +121,60 @@ class FeedWorld:
         self.store.close(flush=False)
 
     def tick(self) -> int:
-        """A later timestamp."""
+        """Return a later timestamp."""
         self.ts = max(self.ts + 2, compose_ts(self._now_ms()))
         return self.ts
 
     def resolved_ts(self) -> int:
-        """See Schemas."""
+        """Return up to when all schemas are known."""
         return self.history.resolved_ts()
 
     def storable_ts(self, _table_id: int) -> int:
-        """See Schemas."""
+        """Return up to when schemas may be stored."""
         return self.resolved_ts()
 
     def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
-        """See Schemas."""
+        """Return the ends of tables."""
         ended_ts = self.ended_ts(table_id)
         return [ended_ts] if from_ts < ended_ts <= to_ts else []
 
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
-        """See Schemas."""
+        """Return the schema versions of a table in a range."""
         return versions_in_force(self._versions[table_id], from_ts, to_ts)
 
     def ended_ts(self, table_id: int) -> int:
-        """See Schemas."""
+        """Return when a table was dropped, if it was."""
         ended_ts = self._gone.get(table_id, 0)
         return ended_ts if ended_ts <= self.resolved_ts() else 0
 
     @property
     def physical_ids(self) -> set[int]:
         """The physical tables that are there now."""
-        return {each for table in self.tables.values() for each in table.info.physical_ids}
+        return {number for table in self.tables.values() for number in table.info.physical_ids}
 
     def is_done(self, physical_id: int) -> bool:
-        """Whether a physical table is gone, and all that it had is resolved."""
+        """Return whether a physical table is gone, and all that it had is resolved."""
         known_ts = min(self.store.rows(physical_id).resolved_ts, self.history.resolved_ts())
         return physical_id in self._gone and known_ts >= self._gone[physical_id]
 
     def rows_at(self, ts: int) -> Tables:
-        """Every table's rows as of a timestamp, in any order."""
+        """Return every table's rows as of a timestamp, in any order."""
         return self._moment(ts)[1]
 
     def columns_at(self, ts: int) -> dict[str, list[str]]:
-        """Every table's columns."""
+        """Return every table's columns."""
         return self._moment(ts)[2]
 
     def _moment(self, ts: int) -> tuple[int, Tables, dict[str, list[str]]]:
         return self._moments[bisect_right(self._moments, ts, key=lambda each: each[0]) - 1]
 
     def _note(self) -> None:
-        rows = {name: [each.row for each in table.rows.values()] for name, table in self.tables.items()}
+        rows = {name: [row.row for row in table.rows.values()] for name, table in self.tables.items()}
         columns = {name: _names(table.info) for name, table in self.tables.items()}
         self._moments.append((self.ts, rows, columns))
 
     def commit(self, *changes: tuple[WorldTable, Iterable[Place], Iterable[Row]]) -> int:
-        """One transaction: in each table rows go, then others are put where their keys say.
+        """Commit one transaction that, in each table, deletes rows and then puts others by their keys.
 
         A row with the place `_at` is put there, whatever its key.
         """
@@ -209,14 +215,14 @@ class FeedWorld:
         self.store.close_table(physical_id)
 
     def resolve(self, physical_ids: Iterable[int] | None = None) -> int:
-        """Everything so far is known, of some physical tables that are captured or of all."""
+        """Resolve everything so far, of some captured physical tables or of all."""
         ts = self.tick()
-        for each in self.store.tables() if physical_ids is None else physical_ids:
-            self.store.open_table(each).advance_resolved_ts(ts)
+        for physical_id in self.store.tables() if physical_ids is None else physical_ids:
+            self.store.open_table(physical_id).advance_resolved_ts(ts)
         return ts
 
     def resolve_ddls(self) -> int:
-        """Every DDL so far is known."""
+        """Resolve every DDL so far."""
         ts = self.tick()
         self.history.advance_resolved_ts(ts)
         return ts
@@ -230,19 +236,19 @@ class FeedWorld:
         ts = self.tick()
         made = self.databases[name] = next(self._ids)
         query = f"CREATE DATABASE `{name}`"
-        self._ddl([database(ts, made, name), self._job(ts, DdlAction.CREATE_SCHEMA, 0, query, made)])
+        self._ddl([put_database(ts, made, name), self._job(ts, DdlAction.CREATE_SCHEMA, 0, query, made)])
 
     def drop_database(self, name: str) -> None:
         """DROP DATABASE, with its tables."""
         ts = self.tick()
         known = self.databases.pop(name)
-        inside = [each for each in self.tables.values() if each.database == name]
-        changes = [drop_table_event(ts, each.info.id, known) for each in inside]
-        for each in inside:
-            del self.tables[each.name]
+        inside = [table for table in self.tables.values() if table.database == name]
+        changes = [remove_table(ts, inner.info.id, known) for inner in inside]
+        for inner in inside:
+            del self.tables[inner.name]
         query = f"DROP DATABASE `{name}`"
         job = self._job(ts, DdlAction.DROP_SCHEMA, 0, query, known)
-        self._ddl([*changes, database_gone(ts, known), job])
+        self._ddl([*changes, remove_database(ts, known), job])
 
     def create_table(self, name: str, kind: str, partitions: int = 0) -> WorldTable:
         """CREATE TABLE, of a kind of itemtables."""
@@ -271,7 +277,7 @@ class FeedWorld:
         known = self.databases[table.database]
         query = f"DROP TABLE {_quote(table.name)}"
         job = self._job(ts, DdlAction.DROP_TABLE, table.info.id, query, known)
-        self._ddl([drop_table_event(ts, table.info.id, known), job])
+        self._ddl([remove_table(ts, table.info.id, known), job])
 
     def truncate_table(self, table: WorldTable) -> None:
         """TRUNCATE TABLE: other ids, no rows."""
@@ -281,7 +287,7 @@ class FeedWorld:
         table.info = with_partitions(table.info, [next(self._ids) for _ in parts])
         table.info = replace(table.info, id=next(self._ids))
         table.rows.clear()
-        left = drop_table_event(ts, old_id, self.databases[table.database])
+        left = remove_table(ts, old_id, self.databases[table.database])
         query = f"TRUNCATE TABLE {_quote(table.name)}"
         self._describe(ts, table, DdlAction.TRUNCATE_TABLE, query, left, job_of=old_id)
 
@@ -292,13 +298,16 @@ class FeedWorld:
 
     def drop_partition(self, table: WorldTable, at: int) -> int:
         """ALTER TABLE ... DROP PARTITION, with its rows; returns when."""
-        ids = tuple(each for number, each in enumerate(table.info.physical_ids) if number != at)
+        ids = tuple(
+            partition_id for number, partition_id in enumerate(table.info.physical_ids) if number != at
+        )
         return self._repartition(table, ids, OtherAction.DROP_PARTITION, f"DROP PARTITION p{at}")
 
     def truncate_partitions(self, table: WorldTable, *at: int) -> int:
         """ALTER TABLE ... TRUNCATE PARTITION: other ids, no rows; returns when."""
         ids = tuple(
-            next(self._ids) if number in at else each for number, each in enumerate(table.info.physical_ids)
+            next(self._ids) if number in at else partition_id
+            for number, partition_id in enumerate(table.info.physical_ids)
         )
         names = ", ".join(f"p{number}" for number in at)
         return self._repartition(table, ids, OtherAction.TRUNCATE_PARTITION, f"TRUNCATE PARTITION {names}")
@@ -307,13 +316,13 @@ class FeedWorld:
         """ALTER TABLE ... EXCHANGE PARTITION: each has the other's id and rows; returns when."""
         ts = self.tick()
         mine, theirs = table.info.physical_ids[at], other.info.id
-        ids = tuple(theirs if each == mine else each for each in table.info.physical_ids)
+        ids = tuple(theirs if number == mine else number for number in table.info.physical_ids)
         leaving = {place: held for place, held in table.rows.items() if place[0] == mine}
         table.rows = {place: held for place, held in table.rows.items() if place[0] != mine} | other.rows
         table.info, other.info = with_partitions(table.info, ids), replace(other.info, id=mine)
         other.rows = leaving
         known = self.databases[other.database]
-        left, came = drop_table_event(ts, theirs, known), put_table_event(ts, other.info, known)
+        left, came = remove_table(ts, theirs, known), put_table(ts, other.info, known)
         self._version(ts, other)
         self.repartitioned |= {(table.name, ts), (other.name, ts)}
         query = f"ALTER TABLE {_quote(table.name)} EXCHANGE PARTITION p{at} WITH TABLE {_quote(other.name)}"
@@ -329,14 +338,14 @@ class FeedWorld:
         return ts
 
     def find(self, name: str, at_ts: int | None = None) -> TableView:
-        """The table of a name for readers, with the rows of the store; see `find_table`."""
+        """Return the table of a name for readers, with the rows of the store; see `find_table`."""
         return find_table(self.storage, name, at_ts=at_ts, rows=self.reader)
 
     def rename_table(self, table: WorldTable, name: str) -> None:
         """RENAME TABLE, maybe into another database."""
         ts = self.tick()
         query = f"RENAME TABLE {_quote(table.name)} TO {_quote(name)}"
-        left = drop_table_event(ts, table.info.id, self.databases[table.database])
+        left = remove_table(ts, table.info.id, self.databases[table.database])
         moves = table.database != name.partition(".")[0]
         del self.tables[table.name]
         table.database, _, own = name.partition(".")
@@ -371,27 +380,29 @@ class FeedWorld:
         known = self.databases[table.database]
         self._version(ts, table)
         job = self._job(ts, action, job_of or table.info.id, query, known)
-        self._ddl([*others, put_table_event(ts, table.info, known), job])
+        self._ddl([*others, put_table(ts, table.info, known), job])
 
     def _version(self, ts: int, table: WorldTable) -> None:
         version = SchemaVersion(ts, ts, table.info, table.database)
-        for each in table.info.physical_ids:
-            if each not in self._versions:
-                self.uncaptured.add(each)
-            self._versions.setdefault(each, []).append(version)
-            self._marks.mark([(table.database, table.info.name)], each)
+        for number in table.info.physical_ids:
+            if number not in self._versions:
+                self.uncaptured.add(number)
+            self._versions.setdefault(number, []).append(version)
+            self._marks.mark([(table.database, table.info.name)], number)
 
     def _job(self, ts: int, action: int, table_id: int, query: str, database_id: int) -> Change:
-        return finished_job_event(ts, next(self._ids), int(action), table_id, query, database_id=database_id)
+        return finish_job(ts, next(self._ids), int(action), table_id, query, database_id=database_id)
 
     def _ddl(self, changes: list[Change]) -> None:
         there = self.physical_ids
-        self._gone.update({each: self.ts for each in self._versions if each not in there | self._gone.keys()})
+        self._gone.update(
+            {version: self.ts for version in self._versions if version not in there | self._gone.keys()}
+        )
         self.history.consume_kv_events(raw(changes), lambda: None)
         self._note()
 
     def connect(self, _addr: str) -> "FeedWorld._Capture":
-        """The capture of all tables, for a source."""
+        """Return the capture of all tables, for a source."""
         return FeedWorld._Capture(self)
 
     class _Capture:
@@ -410,17 +421,17 @@ class FeedWorld:
             return self._world.reader.read(wanted)
 
         def tables(self) -> list[CaptureProgress]:
-            return [self._world.reader.progress(each) for each in sorted(self._world.store.tables())]
+            return [self._world.reader.progress(table_id) for table_id in sorted(self._world.store.tables())]
 
         def close(self) -> None:
             pass
 
 
 def with_partitions(info: TableInfo, ids: Sequence[int]) -> TableInfo:
-    """A table with other partitions; none: it is not partitioned."""
+    """Return a table with other partitions; none: it is not partitioned."""
     extra = dict(info.extra)
     if ids:
-        extra["partition"] = {"enable": True, "definitions": [{"id": each} for each in ids]}
+        extra["partition"] = {"enable": True, "definitions": [{"id": number} for number in ids]}
     return replace(info, extra=extra)
 
 
@@ -430,7 +441,7 @@ def _change(ts: int, at: Place, new: Held | None, old: Held | None) -> Change:
 
 
 def _reshape(row: Row, info: TableInfo) -> Row:
-    """A row after a change of columns: those that came have what rows from before read as."""
+    """Return a row after a change of columns; new columns have the default for existing rows."""
     return {
         column.name: row[column.name] if column.name in row else from_cell(column.type, origin_cell(column))
         for column in info.stored_columns

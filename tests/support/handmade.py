@@ -19,9 +19,9 @@ from penstock.errors import Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import (
     Archive,
-    ObjectKind,
     ManifestState,
     ObjectInfo,
+    ObjectKind,
     Removal,
     Targets,
     write_archive,
@@ -61,12 +61,12 @@ class Change:
         return encode_handle(self.number)
 
     def row(self, table: TableInfo) -> Row:
-        """The data row, by the columns of a schema."""
+        """Return the data row, by the columns of a schema."""
         assert self.cells is not None
         return {**row_in_schema(self.cells, table), **self._system(update=self.old is not None)}
 
     def tombstone(self, row_id: RowId | None) -> Row:
-        """The tombstone, by the columns of the schema of its time."""
+        """Return the tombstone, by the columns of the schema of its time."""
         assert self.old is not None
         assert self.old.cells is not None
         before = row_in_schema(self.old.cells, self.table)
@@ -74,7 +74,7 @@ class Change:
         return {**before, **self._system(update=self.cells is not None), **where, "_old": before}
 
     def of(self, side: Side) -> Row | None:
-        """One side, as it is before tombstones have row ids; None: the change has no such side."""
+        """Return one side, as it is before tombstones have row ids; None: the change has no such side."""
         if side == "data":
             return None if self.cells is None else self.row(self.table)
         return None if self.old is None else self.tombstone(None)
@@ -85,8 +85,11 @@ class Change:
 
 
 def row_in_schema(cells: Cells, table: TableInfo) -> Row:
-    """A row by the names of a schema, with the defaults of the columns that it was written without."""
-    return {each.name: cells[each.id] if each.id in cells else _origin(each) for each in table.stored_columns}
+    """Return a row by the names of a schema, with the defaults of the columns that it was written without."""
+    return {
+        column.name: cells[column.id] if column.id in cells else _origin(column)
+        for column in table.stored_columns
+    }
 
 
 def _origin(column: ColumnInfo) -> Any:
@@ -105,12 +108,12 @@ class HeldRows:
     asked: int = 0
 
     def progress(self, table_id: int) -> CaptureProgress:
-        """See RangeReader."""
+        """Return up to where the table can be read."""
         self.asked += 1
         return CaptureProgress(table_id, self.readable_ts, self.readable_ts, 0)
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
-        """See RangeReader."""
+        """Return the rows in memory as one part."""
         self.asked += 1
         if wanted.to_ts > self.readable_ts:
             raise Unavailable("not complete yet")
@@ -119,15 +122,15 @@ class HeldRows:
         return [SchemaRange(replace(wanted, from_ts=low, to_ts=high), version) for low, high, version in cuts]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """See RangeReader."""
+        """Yield the changes of a range from memory."""
         (part,) = self.parts(wanted)
         schema = side_schema(part.schema.table, wanted.side)
         chosen = [
             row
-            for each in sorted(self.changes, key=lambda each: (each.ts, each.handle))
-            if wanted.from_ts < each.ts <= wanted.to_ts and each.handle >= wanted.handle_from
-            if not wanted.handle_to or each.handle < wanted.handle_to
-            if (row := each.of(wanted.side)) is not None
+            for change in sorted(self.changes, key=lambda each: (each.ts, each.handle))
+            if wanted.from_ts < change.ts <= wanted.to_ts and change.handle >= wanted.handle_from
+            if not wanted.handle_to or change.handle < wanted.handle_to
+            if (row := change.of(wanted.side)) is not None
         ]
         table = pa.Table.from_pylist(chosen, schema).select(list(wanted.columns or schema.names))
         return table.schema, iter(table.to_batches(max_chunksize=self.batch_rows))
@@ -164,7 +167,7 @@ class HandMade:
         self.history: list[Change] = []
         self.rows = HeldRows(self.history, self.versions, start_ts)
         self._log = ManifestLog.open(storage.open(), paths.table_root(TABLE_ID), writer="hand")
-        self._log.commit(facts=[each.as_fact() for each in self.versions], flushed_ts=start_ts)
+        self._log.commit(facts=[version.as_fact() for version in self.versions], flushed_ts=start_ts)
         self._live: dict[int, Change] = {}
         self._row_ids: dict[tuple[int, int], RowId] = {}  # of each row version, where it was put last
         self._data: dict[str, list[Change]] = {}  # what each object holds, in file order
@@ -181,12 +184,12 @@ class HandMade:
         return self._log.state
 
     def view(self, *, objects_only: bool = False) -> TableView:
-        """The table for readers."""
+        """Return the table for readers."""
         rows = None if objects_only else self.rows
         return TableView("shop.items", (Partition(self.storage, TABLE_ID, rows),))
 
     def commit(self, puts: Mapping[int, Row], deletes: Collection[int] = ()) -> int:
-        """One transaction: rows by number, of the columns that the table has now."""
+        """Commit one transaction of rows by number, with the table's current columns."""
         self._tick()
         ids = {column.name: column.id for column in self.table.stored_columns}
         for number, row in puts.items():
@@ -213,35 +216,45 @@ class HandMade:
         self.rows.readable_ts = self.ts
 
     def table_at(self, ts: int) -> TableInfo:
-        """The schema in force at a timestamp."""
+        """Return the schema in force at a timestamp."""
         return versions_in_force(self.versions, ts - 1, ts)[-1].table
 
     def at(self, ts: int) -> dict[int, Row]:
-        """The table as of a timestamp, in the schema of then, with `_commit_ts`."""
-        last = {each.number: each for each in self.history if each.ts <= ts}
+        """Return the table at a timestamp, in the schema of that time, with `_commit_ts`."""
+        last = {change.number: change for change in self.history if change.ts <= ts}
         table = self.table_at(ts)
         return {
-            number: {**row_in_schema(each.cells, table), "_commit_ts": each.ts}
-            for number, each in last.items()
-            if each.cells is not None
+            number: {**row_in_schema(change.cells, table), "_commit_ts": change.ts}
+            for number, change in last.items()
+            if change.cells is not None
         }
 
     def flush(self, direct: Collection[int] = (), *, upto_ts: int | None = None) -> None:
         """Move changes into objects: transactions in `direct` into objects of their own."""
         upto = self.ts if upto_ts is None else upto_ts
-        pending = [each for each in self.history if self.state.flushed_ts < each.ts <= upto]
+        pending = [change for change in self.history if self.state.flushed_ts < change.ts <= upto]
         pending.sort(key=lambda each: (each.ts, each.handle))
         groups = [
             (version, kind, same)
             for version in self.versions
-            for kind, same in _by_kind([each for each in pending if each.table is version.table], direct)
+            for kind, same in _by_kind(
+                [change for change in pending if change.table is version.table], direct
+            )
         ]
         made: list[ObjectInfo] = []
         for version, kind, changes in groups:
-            made += self._write_data(version, kind, [each for each in changes if each.cells is not None])
+            made += self._write_data(
+                version, kind, [change for change in changes if change.cells is not None]
+            )
         for version, kind, changes in groups:
-            made += self._write_tombstones(version, kind, [self._end(each) for each in changes if each.old])
-        facts = [each.as_fact() for each in self.versions if self.state.flushed_ts < each.since_ts <= upto]
+            made += self._write_tombstones(
+                version, kind, [self._end(change) for change in changes if change.old]
+            )
+        facts = [
+            known_version.as_fact()
+            for known_version in self.versions
+            if self.state.flushed_ts < known_version.since_ts <= upto
+        ]
         self._log.commit(add=made, flushed_ts=upto, facts=facts)
 
     def _end(self, change: Change) -> Ended:
@@ -249,10 +262,10 @@ class HandMade:
         return Ended(change, self._row_ids.get((change.number, change.old.ts)))
 
     def begin_merge(self, chosen: Callable[[ObjectInfo], bool]) -> Merge:
-        """See the table as it is flushed now, to merge those of its objects that are chosen."""
+        """Begin a merge of chosen objects of the table as it is flushed now."""
         ts = self.state.flushed_ts
         data, tombstones = self.state.visible_objects("data", ts), self.state.visible_objects("tombstone", ts)
-        gone = {each.row_id for info in tombstones for each in self._ended[info.id]}
+        gone = {ended.row_id for info in tombstones for ended in self._ended[info.id]}
         inputs = {info.id for info in data if chosen(info)}
         outside = {info.id for info in data} - inputs
         used = [info for info in tombstones if chosen(info)]
@@ -262,15 +275,15 @@ class HandMade:
             (*(info for info in data if info.id in inputs), *used),
             tuple(
                 change
-                for each in sorted(inputs)
-                for offset, change in enumerate(self._data[each])
-                if (each, offset) not in gone
+                for object_id in sorted(inputs)
+                for offset, change in enumerate(self._data[object_id])
+                if (object_id, offset) not in gone
             ),
             tuple(
-                each
+                ended
                 for info in used
-                for each in self._ended[info.id]
-                if each.row_id is not None and each.row_id[0] in outside
+                for ended in self._ended[info.id]
+                if ended.row_id is not None and ended.row_id[0] in outside
             ),
         )
 
@@ -279,10 +292,10 @@ class HandMade:
         inputs = {info.id for info in merge.inputs}
         since = [info for info in self.state.objects.values() if info.seq > merge.seq]
         late = [
-            each
+            ended
             for info in since
-            for each in self._ended.get(info.id, ())
-            if each.row_id is not None and each.row_id[0] in inputs
+            for ended in self._ended.get(info.id, ())
+            if ended.row_id is not None and ended.row_id[0] in inputs
         ]
         version = versions_in_force(self.versions, merge.ts - 1, merge.ts)[-1]
         live = sorted(merge.live, key=lambda each: each.handle)
@@ -290,11 +303,11 @@ class HandMade:
         for part in range(outputs):
             mine = live[len(live) * part // outputs : len(live) * (part + 1) // outputs]
             made += self._write_data(version, "merged", mine, create_ts=merge.ts)
-        moved = [self._end(each.change) for each in late]
-        for each in self.versions:
-            ended = [one for one in (*merge.kept, *moved) if one.change.table is each.table]
-            made += self._write_tombstones(each, "merged", ended, create_ts=merge.ts)
-        removed = [Removal(id=each, delete_ts=merge.ts) for each in inputs]
+        moved = [self._end(late_end.change) for late_end in late]
+        for newer in self.versions:
+            ended = [one for one in (*merge.kept, *moved) if one.change.table is newer.table]
+            made += self._write_tombstones(newer, "merged", ended, create_ts=merge.ts)
+        removed = [Removal(id=object_id, delete_ts=merge.ts) for object_id in inputs]
         self._log.commit(add=made, remove=removed)
 
     def forget(self, *, collect: bool) -> None:
@@ -317,7 +330,7 @@ class HandMade:
     ) -> list[ObjectInfo]:
         if not changes:
             return []
-        rows = [each.row(version.table) for each in changes]
+        rows = [change.row(version.table) for change in changes]
         info = self._write("data", version, kind, rows, create_ts, ())
         self._data[info.id] = changes
         for offset, change in enumerate(changes):
@@ -330,8 +343,8 @@ class HandMade:
         if not ended:
             return []
         ordered = sorted(ended, key=lambda each: (each.row_id is None, each.row_id, each.change.ts))
-        rows = [each.change.tombstone(each.row_id) for each in ordered]
-        targets = Counter(each.row_id[0] for each in ended if each.row_id is not None)
+        rows = [end.change.tombstone(end.row_id) for end in ordered]
+        targets = Counter(end.row_id[0] for end in ended if end.row_id is not None)
         info = self._write("tombstone", version, kind, rows, create_ts, tuple(sorted(targets.items())))
         self._ended[info.id] = ordered
         return [info]
@@ -368,9 +381,9 @@ class HandMade:
 
 
 def _by_kind(changes: list[Change], direct: Collection[int]) -> Iterator[tuple[ObjectKind, list[Change]]]:
-    """Changes by the object that they go into: direct ones by their transaction."""
-    usual = [each for each in changes if each.ts not in direct]
-    alone = [each for each in changes if each.ts in direct]
+    """Yield changes by the object that they go into: direct ones by their transaction."""
+    usual = [change for change in changes if change.ts not in direct]
+    alone = [change for change in changes if change.ts in direct]
     if usual:
         yield "appendable", usual
     for _, same in groupby(alone, key=lambda each: each.ts):

@@ -52,7 +52,7 @@ def job_row(
     resync_ts: int = 0,
     begun_ts: int = 0,
 ) -> Job:
-    """A job that waits for its next iteration."""
+    """Return a job that waits for its next iteration."""
     info = {"consumer": consumer}
     tree = {"detail": {"consumer": info}} if detail is None else {"detail": {"consumer": info, **detail}}
     return Job(
@@ -68,7 +68,7 @@ def job_row(
 
 
 def iteration_of(*jobs: Job, from_ts: int = 0, to_ts: int, number: int = 1) -> Iteration:
-    """An iteration of these jobs, which are all on one table."""
+    """Return an iteration of these jobs, which are all on one table."""
     return Iteration(
         id=f"iteration-{number}", table_id=jobs[0].key.table_id, from_ts=from_ts, to_ts=to_ts, jobs=jobs
     )
@@ -100,27 +100,27 @@ class MemoryLog:
         self._lock = threading.Lock()
 
     def row(self, name: str) -> Job:
-        """The job of that name."""
+        """Return the job of that name."""
         return next(job for job in self.rows.values() if job.key.job_name == name)
 
     def states(self, name: str) -> list[JobState]:
-        """What was written of a job, one after the other."""
+        """Return what was written of a job, one after the other."""
         return [job.state for job in self.written if job.key.job_name == name]
 
     def transact(self, changes: Sequence[tuple[Job, Transition]]) -> list[Job | None]:
-        """See IterationLog."""
+        """Run the work in one transaction of the log in memory."""
         self.fault("transact")
         with self._lock:
             return [self._change(job.key, job.status.lsn, transition) for job, transition in changes]
 
     def change(self, txn: Any, key: JobKey, lsn: int | None, transition: Transition) -> Job:
-        """See IterationLog; the transaction is a MemoryTxn."""
+        """Change the row of a job if it is unchanged; the transaction is a MemoryTxn."""
         self.fault("change")
-        if self._seen(key, lsn) is None:
+        if self._row_if_unchanged(key, lsn) is None:
             raise Fenced("the row is another one")
 
         def write() -> Callable[[], object]:
-            if self._seen(key, lsn) is None:
+            if self._row_if_unchanged(key, lsn) is None:
                 raise Fenced("the row is another one by now")
             return lambda: self._put(transition(self.rows[key]))
 
@@ -134,12 +134,12 @@ class MemoryLog:
             self._put(transition(job))
         return self.row(name)
 
-    def _seen(self, key: JobKey, lsn: int | None) -> Job | None:
+    def _row_if_unchanged(self, key: JobKey, lsn: int | None) -> Job | None:
         row = self.rows.get(key)
         return row if row is not None and row.live and lsn in {None, row.status.lsn} else None
 
     def _change(self, key: JobKey, lsn: int | None, transition: Transition) -> Job | None:
-        row = self._seen(key, lsn)
+        row = self._row_if_unchanged(key, lsn)
         return None if row is None else self._put(transition(row))
 
     def _put(self, job: Job) -> Job:
@@ -160,20 +160,20 @@ class WorldSource:
         self.gone_because: str | None = None
 
     async def now_ts(self) -> int:
-        """See ScanSource."""
+        """Return the current timestamp of the world."""
         return self.world.ts
 
     async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        """See ScanSource."""
-        return {each: ReadableRange(self.world.ts, self.world.ts) for each in table_ids}
+        """Return up to where tables can be read."""
+        return {number: ReadableRange(self.world.ts, self.world.ts) for number in table_ids}
 
     def why_gone(self, table_id: int) -> str | None:
-        """See ScanSource."""
+        """Return why a table is not there."""
         del table_id
         return self.gone_because
 
     def scan(self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
-        """See ScanSource."""
+        """Return a scan of a range of a table."""
         del table_id
         self.fault("scan")
         view = self.world.view()
@@ -195,7 +195,7 @@ class WorldSource:
         return scan
 
     def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
-        """See ScanSource."""
+        """Open the source."""
         self.fault("open")
         self.opens.append((scan, columns))
         names = None
@@ -206,20 +206,20 @@ class WorldSource:
         handle = collect_changes(
             scan.view, scan.from_ts, scan.to_ts, columns=names, batch_rows=self.batch_rows
         )
-        return ChangesHandle(each for each in self._watched(handle))
+        return ChangesHandle(batch for batch in self._watch(handle))
 
-    def _watched(self, handle: ChangesHandle) -> Any:
+    def _watch(self, handle: ChangesHandle) -> Any:
         with handle:
             for batch in handle:
                 self.fault("batch")
                 yield batch
 
     async def hold(self, needed: Mapping[int, int]) -> None:
-        """See ScanSource."""
+        """Hold the history of tables from timestamps on."""
         del needed
 
     async def close(self) -> None:
-        """See ScanSource."""
+        """Close the source."""
 
 
 @dataclass
@@ -233,7 +233,7 @@ class Copy:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def consumer(self, fault: Fault = no_fault) -> type[Consumer]:
-        """The class of consumers that write it; it compares before it sets."""
+        """Return a consumer class that writes this copy, with a compare before each set."""
         target = self
 
         class _Copying(Consumer):
@@ -274,7 +274,7 @@ def _apply(rows: Snapshot, keys: Sequence[str], inserts: Iterable[Row], deletes:
 
 
 def consumer_of(consume: Callable[[JobContext, DataRetriever], None]) -> type[Consumer]:
-    """A class of consumers that do this."""
+    """Return a consumer class that calls this function."""
 
     class _Consuming(Consumer):
         def consume(self, data: DataRetriever) -> None:

@@ -12,7 +12,7 @@ from penstock.follow.ddl_history import DdlHistory
 from penstock.follow.follower import EventStoreAccess, SliceFollower
 from penstock.kv.lease import LeaseRecord
 from penstock.tables.schema import TableInfo
-from support.metaevents import database, put_table_event
+from support.metaevents import put_database, put_table
 from support.rawbatches import raw
 from support.servedworld import ServedWorld
 from support.tableworld import NAME
@@ -27,16 +27,16 @@ class SourceWorld(ServedWorld):
         super().__init__(folder, table, **settings)
         self.addrs = [self.flight.addr]
         self.asked: list[str] = []  # what captures were asked to do
-        self.meta = [database(1, 1, NAME.split(".", maxsplit=1)[0]), put_table_event(2, table)]
+        self.meta = [put_database(1, 1, NAME.split(".", maxsplit=1)[0]), put_table(2, table)]
 
     def alter(self, table: TableInfo) -> int:
         """Give the table another schema; sources that are made after it know."""
         ts = super().alter(table)
-        self.meta.append(put_table_event(ts, table))
+        self.meta.append(put_table(ts, table))
         return ts
 
     def history(self) -> DdlHistory:
-        """Every DDL so far; nobody waits for their jobs."""
+        """Return every DDL so far; nobody waits for their jobs."""
         made = DdlHistory(job_wait_ms=0)
         made.consume_kv_events(raw(self.meta), lambda: None)
         made.advance_resolved_ts(self.ts + compose_ts(10**6))
@@ -44,7 +44,7 @@ class SourceWorld(ServedWorld):
 
     @asynccontextmanager
     async def source(self, *, clock: Clock = SYSTEM) -> AsyncIterator[SliceFollower]:
-        """A source of the changefeed "feed"."""
+        """Return a source of the changefeed "feed"."""
         made = SliceFollower("feed", self.access(), self.history(), clock=clock)
         try:
             yield made
@@ -52,18 +52,18 @@ class SourceWorld(ServedWorld):
             await made.close()
 
     def access(self) -> EventStoreAccess:
-        """How sources reach the event store."""
+        """Return how sources reach the event store."""
         return EventStoreAccess(self.storage, self._now, self.leases, self.connect)
 
     async def _now(self) -> int:
         return self.ts
 
     def connect(self, addr: str) -> FlightReader:
-        """A reader of a capture, whose questions are noted in `asked`."""
+        """Return a reader of a capture, whose questions are noted in `asked`."""
         return _Counting(addr, self.asked)
 
     def leases(self) -> Sequence[CaptureLease]:
-        """Those of the captures in `addrs`."""
+        """Return the leases of the captures in `addrs`."""
         record = LeaseRecord("data", 1, 0)
         return [CaptureLease(f"capture-{at}", addr, record) for at, addr in enumerate(self.addrs)]
 
@@ -76,6 +76,6 @@ class _Counting(FlightReader):
         self._asked = asked
 
     def run_action(self, name: str, body: bytes, **rest: Any) -> bytes:
-        """See FlightReader."""
+        """Count the action, then run it."""
         self._asked.append(name)
         return super().run_action(name, body, **rest)

@@ -39,7 +39,7 @@ from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
 from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Key, Row, Snapshot, Versions, key_names, key_of, visible
-from support.metaevents import database, put_table_event, drop_table_event
+from support.metaevents import put_database, put_table, remove_table
 from support.rawbatches import Change, raw
 
 START = compose_ts(1_700_000_000_000)
@@ -96,7 +96,7 @@ class ModelTable:
     held: dict[tuple[int, keys.Handle], Key] = field(default_factory=dict)  # by place
 
     def name_at(self, ts: int) -> str:
-        """What it is called at a timestamp; empty when it is not there."""
+        """Return what it is called at a timestamp; empty when it is not there."""
         return next((name for since, name in reversed(self.names) if since <= ts), "")
 
     @property
@@ -110,12 +110,12 @@ class ModelTable:
         return self.versions.table.physical_ids
 
     def rows_in(self, physical_id: int) -> dict[Key, Row]:
-        """The rows that are in one of its physical tables now."""
+        """Return the rows that are in one of its physical tables now."""
         found = {key: self.versions.last(key) for key, at in self.places.items() if at[0] == physical_id}
         return {key: row for key, row in found.items() if row is not None}
 
     def columns(self, ts: int) -> list[str]:
-        """What to ask a snapshot for, so that rows can be told apart."""
+        """Return the columns to read in a snapshot, so that rows can be told apart."""
         table = self.versions.table_at(ts)
         return list(dict.fromkeys([*arrow_schema(table).names, *key_names(table)]))
 
@@ -139,7 +139,7 @@ class ModelCluster:
         ]
 
     def ended_ts(self, _table_id: int) -> int:
-        """See Schemas."""
+        """Return when a table was dropped, if it was."""
         return 0
 
 
@@ -167,7 +167,7 @@ class TableWorld:
         )
         self.ts = START
         self.new_ids = count(_FIRST_NEW_ID)
-        self.cluster = ModelCluster([database(_CREATED_TS, 1, _DATABASE)])
+        self.cluster = ModelCluster([put_database(_CREATED_TS, 1, _DATABASE)])
         self.schemas = SchemaHistory()
         self.schemas_late = False  # the subscription of descriptions does not come on
         self.shared_ts = 0  # what DDLs up to then made was taken or let go
@@ -236,7 +236,7 @@ class TableWorld:
     def share(self) -> None:
         """Take the tables that came, let go of those that went, as a capture does every now and then."""
         self._follow_schemas()
-        known = {each.physical_id: each for each in self.schemas.tables_ever()}
+        known = {known_table.physical_id: known_table for known_table in self.schemas.tables_ever()}
         for table_id in self.store.recovered_tables().difference(known):
             self.store.close_table(table_id, flush=False)
         for table_id in self.store.ended_tables():
@@ -270,7 +270,7 @@ class TableWorld:
         self.cluster.collect(min(needed, default=self.ts))
 
     def tick(self, ticks: int = 2) -> int:
-        """A later timestamp."""
+        """Return a later timestamp."""
         self.ts += ticks
         return self.ts
 
@@ -284,7 +284,7 @@ class TableWorld:
         deliver: bool = True,
         table: ModelTable | None = None,
     ) -> int:
-        """One transaction: rows are put, in partition `into`; keys lose theirs. Returns its commit-ts.
+        """Commit one transaction that puts rows into partition `into` and deletes keys; return its commit-ts.
 
         `at` and `start` give its timestamps, by default new ones. Nothing is resolved yet.
         """
@@ -300,11 +300,11 @@ class TableWorld:
         return ts
 
     def key(self, row: Row) -> Key:
-        """What identifies a row that is to be put."""
+        """Return what identifies a row that is to be put."""
         return key_of(self.versions.table, {**row, HANDLE: keys.encode_handle(_handle(self.table, row))})
 
     def place(self, key: Key) -> tuple[int, keys.Handle]:
-        """Where the row of a key is: its physical table, and its handle there."""
+        """Return where the row of a key is: its physical table, and its handle there."""
         return self.table.places[key][:2]
 
     def _put(self, times: tuple[int, int], table: ModelTable, row: Row, physical_id: int) -> None:
@@ -315,7 +315,7 @@ class TableWorld:
         place = _Place(physical_id, handle, value)
         before = table.places.get(key)
         if before is not None and before[:2] != place[:2]:
-            self._gone(times, table, key)
+            self._forget_row(times, table, key)
             before = None
         renamed = table.held.get(place[:2])
         if renamed is not None and renamed != key:  # its primary key changes, its handle does not
@@ -326,13 +326,13 @@ class TableWorld:
         shown = {name: cell for name, cell in row.items() if name != ROWID_COLUMN}
         table.versions.write(times[0], key, shown)
 
-    def _gone(self, times: tuple[int, int], table: ModelTable, key: Key) -> None:
+    def _forget_row(self, times: tuple[int, int], table: ModelTable, key: Key) -> None:
         before = table.places.pop(key)
         del table.held[before[:2]]
         self._happen(times, before, None, before.value)
 
     def _delete(self, times: tuple[int, int], table: ModelTable, key: Key) -> None:
-        self._gone(times, table, key)
+        self._forget_row(times, table, key)
         table.versions.write(times[0], key, None)
 
     def _happen(self, times: tuple[int, int], place: _Place, value: bytes | None, old: bytes | None) -> None:
@@ -356,7 +356,7 @@ class TableWorld:
         """Take a table away with its rows."""
         ts = self.tick()
         self._end(ts, table)
-        self._tell(drop_table_event(ts, table.versions.table.id))
+        self._tell(remove_table(ts, table.versions.table.id))
         return ts
 
     def _begin(self, ts: int, name: str, info: TableInfo, replaced: ModelTable | None = None) -> ModelTable:
@@ -390,7 +390,7 @@ class TableWorld:
         """Empty a table: another one, with new ids, has its name at once."""
         ts = self.tick()
         self._end(ts, table)
-        self._tell(drop_table_event(ts, table.versions.table.id))
+        self._tell(remove_table(ts, table.versions.table.id))
         return self._begin(ts, table.name_at(ts - 1), self._with_new_ids(table.versions.table), table)
 
     def rename(self, *renamed: tuple[ModelTable, str]) -> int:
@@ -409,7 +409,7 @@ class TableWorld:
 
     def drop_partition(self, table: ModelTable, physical_id: int) -> int:
         """Take a partition away with its rows."""
-        rest = tuple(each for each in table.ids if each != physical_id)
+        rest = tuple(number for number in table.ids if number != physical_id)
         return self._replace(table, _with_partitions(table.versions.table, rest), [physical_id])
 
     def truncate_partition(self, table: ModelTable, physical_id: int) -> int:
@@ -434,7 +434,7 @@ class TableWorld:
         ts, name, (other_id,) = self.tick(), other.name, other.ids
         come, go = other.rows_in(other_id), table.rows_in(physical_id)
         self._end(ts, other)
-        self._tell(drop_table_event(ts, other_id))
+        self._tell(remove_table(ts, other_id))
         made = self._begin(ts, name, replace(other.versions.table, id=physical_id), other)
         for key, row in come.items():
             self._hand_over(ts, key, row, other, table)
@@ -478,7 +478,7 @@ class TableWorld:
 
     def _describe(self, ts: int, table: ModelTable, info: TableInfo) -> None:
         table.schemas.append(SchemaVersion(ts, ts, info, _DATABASE))
-        self._tell(put_table_event(ts, info))
+        self._tell(put_table(ts, info))
 
     def _tell(self, change: Change) -> None:
         self.cluster.meta.append(change)
@@ -503,7 +503,7 @@ class TableWorld:
         self._pending_meta = []
 
     def resolve(self) -> int:
-        """Everything committed so far was delivered."""
+        """Resolve everything committed so far."""
         assert not any(self._pending.values()), "deliver first"
         self._follow_schemas()
         for rows in self.store.tables().values():
@@ -513,66 +513,68 @@ class TableWorld:
     def flush(self) -> int:
         """Resolve, and move everything into objects."""
         ts = self.resolve()
-        for each in self.store.tables():
-            assert self.store.flush(each), "the flush failed"
+        for table in self.store.tables():
+            assert self.store.flush(table), "the flush failed"
         return ts
 
     def manifest(self, physical_id: int = 0) -> ManifestState:
-        """What storage says of a physical table."""
+        """Return what storage says of a physical table."""
         return manifest_log.load(self.storage.open(), paths.table_root(physical_id or self.ids[0]))
 
     def view(self, rows: RangeReader | None = None, *, objects_only: bool = False) -> TableView:
-        """The table for readers: with the rows of the store, of another reader, or objects alone."""
+        """Return the table for readers: with the rows of the store, of another reader, or objects alone."""
         source = None if objects_only else rows or self.reader
-        return TableView(NAME, tuple(Partition(self.storage, each, source) for each in self.ids))
+        return TableView(NAME, tuple(Partition(self.storage, number, source) for number in self.ids))
 
     def find(self, name: str, at_ts: int | None = None) -> TableView:
-        """The table of a name at a time, for readers; raises as `find_table` does."""
+        """Return the table of a name at a time, for readers; raises as `find_table` does."""
         held = self.store.tables()
         return find_table(
             self.storage, name, at_ts=at_ts, rows=lambda each: self.reader if each in held else None
         )
 
     def is_settled(self, ts: int) -> bool:
-        """Whether the store has taken and let go of everything that DDLs up to `ts` made."""
+        """Return whether the store has applied all DDLs up to `ts`."""
         return not any(self.shared_ts < done_ts <= ts for done_ts in self.ddl_times())
 
     def is_flushed(self, name: str) -> bool:
-        """Whether objects know of every physical table that has or had a name."""
-        named = (each for each in self.tables if any(called == name for _, called in each.names))
-        ids = {each for table in named for schema in table.schemas for each in schema.table.physical_ids}
-        return all(self.manifest(each).flushed_ts for each in ids)
+        """Return whether storage has objects of every physical table that has or had the name."""
+        named = (model for model in self.tables if any(called == name for _, called in model.names))
+        ids = {number for table in named for schema in table.schemas for number in schema.table.physical_ids}
+        return all(self.manifest(number).flushed_ts for number in ids)
 
     def readable_ts(self, table: ModelTable, ts: int) -> int:
-        """How far the physical tables that a table has at `ts` can be read; 0: not all are captured yet."""
+        """Return how far the physical tables of a table at `ts` can be read; 0 until all are captured."""
         held = self.store.tables()
         found = []
-        for each in table.versions.table_at(ts).physical_ids:
-            flushed_ts = self.manifest(each).flushed_ts
-            found.append(self.store.readable_ts(each) if each in held else flushed_ts)
+        for number in table.versions.table_at(ts).physical_ids:
+            flushed_ts = self.manifest(number).flushed_ts
+            found.append(self.store.readable_ts(number) if number in held else flushed_ts)
         return min(found)
 
     def changes(self, from_ts: int, to_ts: int, **options: Any) -> list[ChangeBatch]:
-        """Everything that a handle over the range gives."""
+        """Return everything that a handle over the range gives."""
         with collect_changes(self.view(), from_ts, to_ts, **options) as handle:
             return list(handle)
 
     def snapshot(self, ts: int) -> Snapshot:
-        """The table as of `ts`, as it is read."""
-        return gather_rows(read_snapshot(self.view(), ts, columns=self.columns(ts)), self.versions.table_at(ts))
+        """Return the table as of `ts`, as it is read."""
+        return gather_rows(
+            read_snapshot(self.view(), ts, columns=self.columns(ts)), self.versions.table_at(ts)
+        )
 
     def columns(self, ts: int) -> list[str]:
-        """What to ask for, so that rows can be told apart."""
+        """Return the columns to read, so that rows can be told apart."""
         return self.table.columns(ts)
 
     def moments(self) -> Iterator[int]:
-        """Every commit-ts of rows so far, in order."""
+        """Yield every commit-ts of rows so far, in order."""
         yield from sorted({change[0] for changes in self.cluster.rows.values() for change in changes})
 
     def ddl_times(self) -> list[int]:
-        """When tables changed, came or went."""
+        """Return when tables changed, came or went."""
         return sorted(
-            {each.since_ts for table in self.tables for each in table.schemas}
+            {schema.since_ts for table in self.tables for schema in table.schemas}
             | {since for table in self.tables for since, _ in table.names}
         )
 
@@ -585,17 +587,17 @@ def _handle(table: ModelTable, row: Row) -> keys.Handle:
 
 
 def _with_partitions(info: TableInfo, ids: Iterable[int]) -> TableInfo:
-    partition = {"enable": True, "definitions": [{"id": each} for each in ids]}
+    partition = {"enable": True, "definitions": [{"id": number} for number in ids]}
     return replace(info, extra={**info.extra, "partition": partition})
 
 
 def _swap_partition(table: ModelTable, physical_id: int, new_id: int) -> TableInfo:
-    ids = (new_id if each == physical_id else each for each in table.ids)
+    ids = (new_id if number == physical_id else number for number in table.ids)
     return _with_partitions(table.versions.table, ids)
 
 
 def gather_rows(batches: Iterable[pa.RecordBatch], table: TableInfo) -> Snapshot:
-    """The rows of a snapshot by key; fails when one is there twice."""
+    """Return the rows of a snapshot by key; fails when one is there twice."""
     found: Snapshot = {}
     for batch in batches:
         for row in batch.to_pylist():

@@ -57,7 +57,7 @@ def coalesce_by_handle(
         [
             pa.chunked_array(parts)
             for name in (HANDLE, PARTITION)
-            # A side without rows may lack PARTITION.
+            # A side without rows may not have PARTITION.
             if (parts := [side.column(name) for side in (tombstones, data) if name in side.schema.names])
         ]
     )

@@ -271,7 +271,7 @@ def read_entry(data: bytes, *, path: str) -> ManifestEntry:
             collect=tuple(tree.get("collect", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"manifest file {path} lacks a field or has a wrong one; keep it for inspection") from (
+        raise Corrupt(f"manifest file {path} has a missing or wrong field; keep it for inspection") from (
             error
         )
 
@@ -315,9 +315,7 @@ def read_state(data: bytes, *, path: str) -> ManifestState:
             oldest_ts=int(tree["oldest_ts"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(
-            f"checkpoint {path} lacks a field or has a wrong one; remove it and try again"
-        ) from error
+        raise Corrupt(f"checkpoint {path} has a missing or wrong field; remove it and try again") from error
 
 
 def write_archive(objects: Iterable[ObjectInfo]) -> bytes:
@@ -331,7 +329,7 @@ def read_archive(data: bytes, *, path: str) -> list[ObjectInfo]:
     try:
         return [read_object(item) for item in tree["objects"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"archive {path} lacks a field or has a wrong one; keep it for inspection") from error
+        raise Corrupt(f"archive {path} has a missing or wrong field; keep it for inspection") from error
 
 
 def object_tree(info: ObjectInfo) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class SchemaVersion:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(
-                "a schema in a manifest lacks a field or has a wrong one; keep the manifest for inspection"
+                "a schema in a manifest has a missing or wrong field; keep the manifest for inspection"
             ) from error
 
 

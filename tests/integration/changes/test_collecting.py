@@ -49,7 +49,10 @@ def test_a_row_that_came_and_went_within_the_range_is_not_told(world: TableWorld
         world.commit(item("integer", 99, "later"), delete=[(number,) for number in range(4, 10)])
         world.flush()
         assert world.store.merge(1)  # for much of the first object is deleted
-        assert {each.kind for each in world.manifest().visible_objects("data", world.ts)} == {"appendable", "merged"}
+        assert {each.kind for each in world.manifest().visible_objects("data", world.ts)} == {
+            "appendable",
+            "merged",
+        }
     (batch,) = check(world, START, to_ts)
     assert (batch.data.num_rows, batch.tombstones.num_rows) == (9, 0)
     assert (batch.hint, batch.complete_ts) == (Hint.TAIL_DONE, to_ts)

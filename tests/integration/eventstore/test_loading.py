@@ -239,7 +239,9 @@ def test_a_driver_that_ends_between_commit_and_clearing_is_followed_by_one_that_
         patched.setattr(SnapshotLoad, "clear", crash)
         with pytest.raises(Crash):
             bench.load()
-    assert not is_load_in_progress(bench.storage, bench.table_id), "a capture need not wait for what is committed"
+    assert not is_load_in_progress(bench.storage, bench.table_id), (
+        "a capture need not wait for what is committed"
+    )
     state = manifest_log.load(bench.storage, paths.table_root(bench.table_id))
     report = bench.load()
     assert (report.resumed, report.rows) == (True, 600)
@@ -372,7 +374,7 @@ def test_a_plan_survives_its_file(bench: Bench) -> None:
     (load,) = find_loads(bench.ref, bench.cluster, "shop.orders")
     assert read_plan(write_plan(load.plan), path="p") == load.plan
     for damaged in (b"{}", b"[]", b"nonsense", write_plan(load.plan).replace(b'"ts"', b'"tz"')):
-        with pytest.raises(Corrupt, match=r"load plan p lacks a field or has a wrong one; remove it"):
+        with pytest.raises(Corrupt, match=r"load plan p has a missing or wrong field; remove it"):
             read_plan(damaged, path="p")
     with pytest.raises(Corrupt, match="load plan p has format 9, not 1; upgrade"):
         read_plan(b'{"format": 9}', path="p")

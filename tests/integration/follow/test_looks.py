@@ -13,7 +13,7 @@ from penstock.follow.progress import OBJECTS_S
 from penstock.follow.source import ReadableRange
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table
-from support.metaevents import a_table, put_table_event, drop_table_event
+from support.metaevents import a_table, put_table, remove_table
 from support.sourceworld import SourceWorld
 
 
@@ -42,7 +42,7 @@ async def test_a_table_that_was_dropped_before_anybody_captured_it_is_not_waited
     monkeypatch.setattr(progress, "MISSED_S", 0.0)
     with SourceWorld(tmp_path, item_table()) as world:
         world.resolve()
-        world.meta += [put_table_event(3, a_table(77, name="u")), put_table_event(3, a_table(78, name="v")), drop_table_event(4, 77)]
+        world.meta += [put_table(3, a_table(77, name="u")), put_table(3, a_table(78, name="v")), remove_table(4, 77)]
         async with world.source() as source:
             found = await source.read_progress([1, 77, 78])
             assert found.keys() == {1, 77}

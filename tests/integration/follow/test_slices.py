@@ -24,7 +24,7 @@ from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table
-from support.metaevents import a_table, put_table_event
+from support.metaevents import a_table, put_table
 from support.rawbatches import raw
 from support.sourceworld import SourceWorld
 from support.tableworld import START
@@ -343,7 +343,7 @@ async def test_a_table_that_nobody_captures_is_told(tmp_path: Path) -> None:
         async with world.source() as source:
             made = source._history  # a table that is known by its DDL alone
             ts = made.resolved_ts() + 5
-            made.consume_kv_events(raw([put_table_event(ts, a_table(77, name="ghost"))]), lambda: None)
+            made.consume_kv_events(raw([put_table(ts, a_table(77, name="ghost"))]), lambda: None)
             made.advance_resolved_ts(ts + compose_ts(1))
             spec = TableSpan.of("feed", 77)
             with pytest.raises(Unavailable, match=r"shop\.ghost is not captured.*capture\.tables"):

@@ -29,7 +29,7 @@ from penstock.testing.clock import ManualClock
 from penstock.testing.versions import Snapshot, key_of
 from support.itemtables import TABLES, item, item_table
 from support.jobsources import HandFed, JobSourceWorld
-from support.metaevents import a_table, database, put_table_event, drop_table_event
+from support.metaevents import a_table, put_database, put_table, remove_table
 from support.tableworld import START
 
 EVERYTHING = ReadLimit()
@@ -89,7 +89,9 @@ async def test_a_thousand_tables_are_looked_at_in_one_call_of_each_capture(tmp_p
         f"capture-{at}": ListedCapture([CaptureProgress(each, 500, 500, 0, each, 7) for each in ids[at::2]])
         for at in range(2)
     }
-    fed = HandFed([database(1, 1, "shop"), *(put_table_event(2, a_table(each, name=f"t{each}")) for each in ids)])
+    fed = HandFed(
+        [put_database(1, 1, "shop"), *(put_table(2, a_table(each, name=f"t{each}")) for each in ids)]
+    )
     fed.ts = 400
     tables = FollowedTables(fed.subscribe)
     await tables.start()
@@ -123,7 +125,7 @@ async def test_a_table_is_as_far_as_the_last_of_its_partitions(tmp_path: Path) -
         world.store.open_table(11).advance_resolved_ts(newest)
         async with world.job_source() as source:
             assert await source.read_progress([9, 77]) == {9: ReadableRange(readable, readable, START)}
-            world.known()
+            world.resolve_all()
             assert await source.read_progress([9]) == {9: ReadableRange(newest, newest, START)}
             assert early < newest
 
@@ -137,7 +139,7 @@ async def test_nothing_can_be_read_beyond_what_is_known_of_schemas(tmp_path: Pat
             assert (await source.read_progress([1]))[1].readable_ts == known
             with pytest.raises(Unavailable, match="schemas are known up to"):
                 await scan(source, 0, later)
-            world.known()
+            world.resolve_all()
             assert (await source.read_progress([1]))[1] == ReadableRange(later, later)
 
 
@@ -180,7 +182,7 @@ async def test_ranges_one_after_the_other_lead_to_what_the_table_is(tmp_path: Pa
                         made[world.key(row)] = row
                     live = [key for key in world.versions.live() if key not in made]
                     world.commit(*made.values(), delete=mix.sample(live, min(len(live), 2)))
-                ts = world.known()
+                ts = world.resolve_all()
                 if mix.random() < 0.5:
                     world.flush()
                 limit = ReadLimit(rows=mix.choice([1, 5, 1000]))
@@ -277,7 +279,7 @@ async def test_history_that_is_gone_needs_a_snapshot(tmp_path: Path) -> None:
 
 async def test_a_table_that_nobody_captures_is_named(tmp_path: Path) -> None:
     with JobSourceWorld(tmp_path, item_table()) as world:
-        world.meta.append(put_table_event(3, a_table(77, name="u")))
+        world.meta.append(put_table(3, a_table(77, name="u")))
         world.resolve()
         async with world.job_source() as source:
             assert not await source.read_progress([77])
@@ -350,8 +352,8 @@ async def test_what_became_of_a_table_is_known_at_once(tmp_path: Path) -> None:
         world.resolve()
         async with world.job_source() as source:
             assert source.why_gone(1) is None
-            world.meta.append(drop_table_event(world.tick(), 1))
-            world.known()
+            world.meta.append(remove_table(world.tick(), 1))
+            world.resolve_all()
             assert "dropped" in source.why_gone(1)
             with pytest.raises(TableGone, match="dropped"):
                 await scan(source, START, world.ts)
@@ -366,10 +368,10 @@ async def test_a_table_that_was_never_heard_of_is_gone_when_news_of_it_would_hav
         async with world.job_source(clock=clock) as source:
             assert source.why_gone(5) is None
             world.ts += (UNKNOWN_MS - 1) << 18
-            world.known()
+            world.resolve_all()
             assert source.why_gone(5) is None
             world.ts += 1 << 18
-            world.known()
+            world.resolve_all()
             assert "table 5 does not exist any more" in source.why_gone(5)
 
 
@@ -378,7 +380,7 @@ async def test_a_table_that_was_never_heard_of_is_gone_when_news_of_it_would_hav
 
 async def test_history_is_held_table_by_table_and_let_go(tmp_path: Path) -> None:
     with JobSourceWorld(tmp_path, parted(11, 12), partitions=(11, 12)) as world:
-        world.meta.append(put_table_event(3, a_table(77, name="u")))
+        world.meta.append(put_table(3, a_table(77, name="u")))
         world.resolve()
         held = HistoryHolds(world.storage.open(), world.clock)
 
@@ -412,5 +414,5 @@ async def test_a_wall_clock_that_is_behind_does_not_bury_a_table_whose_news_are_
         async with world.job_source(clock=clock) as source:
             assert source.why_gone(5) is None
             world.ts += UNKNOWN_MS << 18
-            world.known()
+            world.resolve_all()
             assert "table 5 does not exist any more" in source.why_gone(5)

@@ -95,7 +95,7 @@ async def test_a_job_on_a_truncated_table_stops_with_its_reason_and_is_rebuilt_w
             await world.until(lambda: 1 in rows)
             await world.do(world.db.truncate_table, "shop.items")
             await world.insert("shop.items", {"id": 2, "name": "b"})
-            job = await world.stopped("shop.items/copy")
+            job = await world.wait_until_stopped("shop.items/copy")
             assert "truncated" in job.status.error_msg
 
             def rebuild() -> None:

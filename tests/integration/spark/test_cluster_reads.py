@@ -204,7 +204,7 @@ def test_a_load_has_every_row_once_when_tasks_die_before_and_after_a_range_is_do
         job = pool.submit(load_snapshot, world.spark, world.settings, "shop.loaded")
     report = job.result()
     assert (report.ranges, report.objects, report.rows) == (2, 2, 200)
-    assert len(world.stored(table_id)) == 3, "the first try of one range was in vain, that of the other not"
+    assert len(world.list_stored(table_id)) == 3, "the first try of one range was in vain, that of the other not"
     verified = verify_table(world.spark, world.settings, "shop.loaded")
     assert (verified.same, verified.rows) == (True, 200)
 
@@ -290,7 +290,7 @@ def test_a_merge_is_committed_once_when_the_executor_that_writes_it_dies(
     assert (report.merges >= 1, report.overtaken) == (True, 0)
     made = after.objects.keys() - before.objects.keys()
     assert len(made) == report.objects_written
-    assert len(world.stored(world.table_id)) > len(after.objects), "what was written first is nobody's"
+    assert len(world.list_stored(world.table_id)) > len(after.objects), "what was written first is nobody's"
     assert len(after.visible_objects("data", 1 << 62)) < len(before.visible_objects("data", 1 << 62))
     assert in_order(world.frame()) == world.rows()
     assert in_order(world.feed()) == changes

@@ -68,7 +68,7 @@ def tasks_begun(spark: SparkSession) -> dict[int, int]:
 
         for _ in batches:
             SYSTEM.pause(0.05)  # so that all are busy
-            yield pa.record_batch({"pid": [os.getpid()], "begun": [tasks._begun]})
+            yield pa.record_batch({"pid": [os.getpid()], "begun": [tasks._tasks_begun]})
 
     answers = spark.range(0, 16, 1, 16).mapInArrow(ask, "pid long, begun long").collect()
     return dict(answers)
@@ -276,11 +276,11 @@ def test_a_feed_in_which_rows_were_replaced_names_the_first_version_that_can_be_
     with ServedDatabase(tmp_path) as made:
         table = made.create_table("shop.items", "integer", 2)
         made.commit((table, [], [item("integer", 1, "a")]))
-        start = made.known() + 1
+        start = made.resolve_all() + 1
         made.truncate_partitions(table, 0, 1)
         first = made.ts + 1
         made.commit((table, [], [item("integer", 2, "b")]))
-        made.known()
+        made.resolve_all()
         session = spark.newSession()
         session.conf.set("spark.penstock.storage", made.storage.url)
         session.conf.set("spark.penstock.flightAddr", made.flight.addr)
@@ -420,7 +420,7 @@ UNREACHABLE = {
     ("options", "kind", "said"),
     [
         ({"table": "shop.itmes"}, Invalid, r"no table shop\.itmes on .*; there is shop\.items"),
-        ({"storage": "file:///nowhere/at/all"}, Invalid, "no folder on .*; correct option storage"),
+        ({"storage": "file:///nowhere/at/all"}, Invalid, "not a folder on .*; correct option storage"),
         (UNREACHABLE, Unavailable, "cannot list .* at s3://bucket/events"),
         ({"columns": "id, nam"}, Invalid, "no column 'nam'; it has id, name, extra"),
         ({"rangeFrom": 1 << 70}, Invalid, "rangeFrom is not a handle"),

@@ -335,7 +335,7 @@ def ddl_world(tmp_path: Path) -> Iterator[ServedDatabase]:
     with ServedDatabase(tmp_path / "world") as made:
         made.create_table("shop.items", "integer", 2)
         put(made, 1, 2, 3, 4)
-        made.known()
+        made.resolve_all()
         yield made
 
 
@@ -362,7 +362,7 @@ def test_a_stream_ends_where_rows_were_replaced_while_it_was_stopped(
     ddl(ddl_world, ddl_world.tables["shop.items"])
     ddl_ts = ddl_world.ts
     put(ddl_world, 15, 16)
-    ddl_world.known()
+    ddl_world.resolve_all()
     with pytest.raises(StaleRead) as caught:
         stream.run()
     assert caught.value.oldest_ts == ddl_ts
@@ -383,7 +383,7 @@ def test_a_running_stream_passes_added_partitions_and_ends_where_the_table_is_tr
     put(ddl_world, 5, 6, 7)
     added.append(ddl_world.add_partition(ddl_world.tables["shop.items"]))
     put(ddl_world, 8, 9, 10, 11)
-    ddl_world.known()
+    ddl_world.resolve_all()
     seen: list[Change] = []
     while len(seen) < 7:
         query.processAllAvailable()
@@ -394,7 +394,7 @@ def test_a_running_stream_passes_added_partitions_and_ends_where_the_table_is_tr
     ddl_world.truncate_table(ddl_world.tables["shop.items"])
     ddl_ts = ddl_world.ts
     put(ddl_world, 12)
-    ddl_world.known()
+    ddl_world.resolve_all()
     with (
         pytest.raises(StaleRead, match=rf"replaced rows of shop\.items .* read is {ddl_ts}:"),
         translate_spark_errors(),
@@ -406,9 +406,9 @@ def test_a_running_stream_passes_added_partitions_and_ends_where_the_table_is_tr
 def test_a_stream_whose_offset_names_other_physical_tables_ends_whatever_storage_remembers(
     ddl_world: ServedDatabase,
 ):
-    since_ts = ddl_world.known()
+    since_ts = ddl_world.resolve_all()
     put(ddl_world, 5)
-    ddl_world.known()
+    ddl_world.resolve_all()
     options = parse_options(ddl_world.options(readChangeFeed="true"), defaults={}, settings=None)
     reader = ChangeStreamReader(options, StructType(), None, parallelism=1)
     mine = list(ddl_world.tables["shop.items"].info.physical_ids)

@@ -196,7 +196,9 @@ class StoreAgainstADict(RuleBasedStateMachine):
             return
         for table_id in TABLES:
             flushed_ts = self.store.ownership(table_id).state.flushed_ts
-            found = {row["id"]: row["name"] for row in replay_objects(self.storage, table_id, flushed_ts).values()}
+            found = {
+                row["id"]: row["name"] for row in replay_objects(self.storage, table_id, flushed_ts).values()
+            }
             newest = max((ts for ts in self.snapshots[table_id] if ts <= flushed_ts), default=START)
             assert found == self.snapshots[table_id][newest]
 

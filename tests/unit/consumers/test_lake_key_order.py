@@ -92,7 +92,9 @@ def test_null_is_a_key_like_others() -> None:
     rows = pa.record_batch({"day": [None, date(2026, 1, 1), date(2026, 1, 2)]})
     assert keys.remove_from(rows).to_pylist() == [{"day": date(2026, 1, 2)}]
     ordered = OrderedRows(table(day=[None, date(2026, 1, 1)]), table(day=[None, date(2026, 1, 1)]))
-    assert [each.to_pylist() for each in ordered.take_up_to(date(2027, 1, 1))] == [[{"day": date(2026, 1, 1)}]]
+    assert [each.to_pylist() for each in ordered.take_up_to(date(2027, 1, 1))] == [
+        [{"day": date(2026, 1, 1)}]
+    ]
     assert [each.to_pylist() for each in ordered.take_rest()] == [[{"day": None}]]
 
 

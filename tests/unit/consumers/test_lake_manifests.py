@@ -15,7 +15,7 @@ from penstock.consumers.lake.delta import stats_of
 from penstock.consumers.lake.files import DataFile
 from penstock.consumers.lake.parquet import CopyManifest, Retired
 from penstock.consumers.lake.table import LakeWatermark
-from penstock.consumers.schema_evolution import Dialect, ArrowColumns, parquet_type
+from penstock.consumers.schema_evolution import ArrowColumns, Dialect, parquet_type
 from penstock.errors import Corrupt
 from penstock.tables.define import define_table
 from support.everytype import EVERY_TYPE
@@ -48,7 +48,7 @@ def manifest(key: str, lowest: Any, highest: Any) -> CopyManifest:
 )
 def test_a_manifest_reads_as_it_was_written(key: str, lowest: Any, highest: Any) -> None:
     written = manifest(key, lowest, highest)
-    read = CopyManifest.decoded(written.encoded(), place="here")
+    read = CopyManifest.decode(written.encode(), place="here")
     assert read == written
     assert read.schema.equals(written.schema, check_metadata=True)
 
@@ -57,18 +57,18 @@ def test_every_type_has_a_name_in_the_manifest() -> None:
     table = EVERY_TYPE
     columns = ArrowColumns(choose_columns(table, None), key_names(table), table, Dialect(parquet_type))
     written = CopyManifest(marks=MARKS, schema=columns.schema, files=())
-    assert CopyManifest.decoded(written.encoded(), place="here").schema == columns.schema
+    assert CopyManifest.decode(written.encode(), place="here").schema == columns.schema
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"format": 1}'])
 def test_a_damaged_manifest_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt, match="damaged"):
-        CopyManifest.decoded(data, place="here")
+        CopyManifest.decode(data, place="here")
 
 
 def test_a_manifest_of_the_future_is_refused() -> None:
     with pytest.raises(Corrupt, match="upgrade"):
-        CopyManifest.decoded(b'{"format": 2}', place="here")
+        CopyManifest.decode(b'{"format": 2}', place="here")
 
 
 def stats(*groups: pa.Table) -> dict[str, Any]:

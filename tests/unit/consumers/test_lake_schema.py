@@ -9,13 +9,13 @@ import pytest
 from penstock.changes.columns import choose_columns, key_names
 from penstock.consumers.lake.iceberg_metadata import promotes, stored_type
 from penstock.consumers.schema_evolution import (
-    Dialect,
-    ArrowEvolution,
     ArrowColumns,
+    ArrowEvolution,
+    Dialect,
     column_id,
-    plan_arrow_evolution,
     key_columns,
     parquet_type,
+    plan_arrow_evolution,
     shape_rows,
 )
 from penstock.jobs.error_codes import SchemaRefused

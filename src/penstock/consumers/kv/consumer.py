@@ -52,8 +52,7 @@ class KvOptions(ConsumerOptions):
     table: str
     """The target, as database.table."""
     create: bool = True
-    """Whether the job creates the target, and changes it as the source changes. If not, the table must exist,
-    and all of its rows are deleted."""
+    """Whether the job creates and changes the target; if not, it must exist, and all its rows are deleted."""
 
 
 class KvTable(Consumer):

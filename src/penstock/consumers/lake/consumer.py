@@ -1,18 +1,16 @@
-"""What consumers of table formats do: keep a copy, commit by commit, whatever the format.
+"""What all consumers of table formats do: keep a copy, commit by commit, whatever the format.
 
-Every commit has rows and watermark, and is made on top of the very version that was looked at. So of two
-writers one is fenced, whichever of the two is the one that was given up; and what an attempt leaves behind
-that was killed is known to be nobody's as soon as somebody else has committed.
+Every commit has rows and watermark, and is made on top of the very version that was read. So of two writers
+one is fenced, whichever of them was abandoned. What a killed attempt leaves behind belongs to nothing as soon
+as another one has committed.
 
-One attempt to commit: the files that it writes, and those that earlier ones left.
+New files go to a folder that is named by the watermark on top of which they are put. Files that are there
+already, and do not belong to the copy, are from failed attempts on top of the same version: some were killed,
+others may still be writing. As soon as this one has committed, none of them can commit, and their files are
+removed. Only files from before the commit are removed: an attempt on top of it writes later.
 
-New files go to a folder that is named by the watermark on top of which they are put. What is there already,
-and does not belong to the copy, is of attempts on top of the same version that came to nothing: some were
-killed, others may still be writing. As soon as this one has committed, none of them can any more, and their
-files go. Nothing is removed that was not there before the commit: whoever starts on top of it writes later.
-
-Mends leave the watermark, so it tells nothing of their files: those have a folder of their own, in which
-nothing is removed like that.
+Repairs do not move the watermark, so it says nothing about their files: those have a folder of their own, in
+which nothing is removed like that.
 """
 
 import logging
@@ -47,15 +45,15 @@ from penstock.jobs.consumer import Consumer, DataRetriever, DataType, read_net_c
 __all__ = ["LakeConsumer", "StagedCommit"]
 
 
-_MENDS = "mends"
+_REPAIRS = "mends"  # the folder's name since the first version
 
 _log = logging.getLogger(__name__)
 
 
 class StagedCommit:
-    """A context that removes what was written when it comes to nothing.
+    """One attempt to commit: a context that removes the written files when it fails.
 
-    Raises Fenced when an iteration of a job was faster, Unavailable when somebody else was.
+    Raises Fenced when an iteration of a job was faster, Unavailable when another writer was.
     """
 
     def __init__(
@@ -66,73 +64,73 @@ class StagedCommit:
         *,
         whole: bool,
         name: str,
-        mends: bool = False,
+        repairs: bool = False,
     ) -> None:
         self._table = table
         self._base = base
         self.written: list[WrittenFile] = []
-        with self._overtaken():
+        with self._translate_overtaken():
             self.staging = table.stage(base, schema, whole=whole)
         self.store = self.staging.open_store()
-        self.there: list[DataFile] = table.files(base) if base else []
+        self.current_files: list[DataFile] = table.files(base) if base else []
         """The files of the copy."""
-        self.spread = False
-        """Whether executors write: tasks that are tried again leave files of which only storage knows."""
+        self.on_executors = False
+        """Whether executors write: retried tasks leave files that only storage knows."""
         watermark = base.marks.watermark if base else 0
-        self._folder = f"{table.folder}/{_MENDS if mends else watermark}"
+        self._folder = f"{table.folder}/{_REPAIRS if repairs else watermark}"
         self._name = name
-        known = {each.path for each in self.there}
-        self._strays = [] if mends else [each for each in self.store.names(self._folder) if each not in known]
+        known = {file.path for file in self.current_files}
+        self._strays = (
+            [] if repairs else [path for path in self.store.names(self._folder) if path not in known]
+        )
         self._decided = False
 
     @property
     def names(self) -> tuple[str, str]:
-        """The folder of new files, and how their names begin."""
+        """The folder of new files, and the beginning of their names."""
         return self._folder, self._name
 
     def writer(self) -> FileWriter:
-        """Writes files that belong to the attempt."""
+        """Return a writer for files of this attempt."""
         schema = self.staging.file_schema
         return FileWriter(self.store, schema, folder=self._folder, name=self._name, written=self.written)
 
     def commit(self, marks: LakeWatermark, removed: Sequence[DataFile]) -> None:
         """Commit, and remove what earlier attempts left."""
         self._decided = True
-        with self._overtaken():
+        with self._translate_overtaken():
             self.staging.commit(marks, self.written, removed)
-        written = {each.path for each in self.written}
+        written = {file.path for file in self.written}
         self._remove(path for path in self._strays if path not in written)
 
     @contextmanager
-    def _overtaken(self) -> Iterator[None]:
+    def _translate_overtaken(self) -> Iterator[None]:
         try:
             yield
         except Overtaken as error:
-            now, base = self._table.look(), self._base
-            if now is not None and self._is_in(now):
+            now, base = self._table.latest(), self._base
+            if now is not None and self._is_committed_in(now):
                 return
             self._decided = False
             if (now and now.marks) != (base and base.marks):
                 raise Fenced(f"{self._table.place} was changed by another iteration of a job") from error
-            raise Unavailable(
-                f"{self._table.place} was changed by somebody else meanwhile; try again"
-            ) from error
+            raise Unavailable(f"{self._table.place} was changed by another writer; try again") from error
 
-    def _is_in(self, version: Version) -> bool:
-        """Whether a version has this attempt's files: then it was committed, and the answer was lost.
+    def _is_committed_in(self, version: Version) -> bool:
+        """Return whether a version has this attempt's files: then it was committed, and the answer was lost.
 
-        The library's own second try met the first one, and took it for somebody else's.
+        The library's own retry met the first try, and took it for another writer's.
         """
-        written = {each.path for each in self.written}
-        return any(each.path in written for each in self._table.files(version))
+        written = {file.path for file in self.written}
+        return any(file.path in written for file in self._table.files(version))
 
-    def _mine(self) -> list[str]:
+    def _own_paths(self) -> list[str]:
         return [
             path for path in self.store.names(self._folder) if path.startswith(f"{self._folder}/{self._name}")
         ]
 
     def _remove(self, paths: Iterable[str]) -> None:
-        """Delete files of nothing; that this fails must neither undo what is done nor hide an error."""
+        """Delete files that belong to nothing; a failure must neither undo the commit nor hide an error."""
         try:
             for path in paths:
                 self.store.delete(path)
@@ -145,22 +143,22 @@ class StagedCommit:
     def __exit__(
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Remove what was written in vain, unless it is not known whether it was."""
+        """Remove the written files after a failure, unless it is unknown whether they were committed."""
         if not self._decided:
-            self._remove(self._mine())
-        elif kind is None and self.spread:
-            known = {each.path for each in self.written}
-            self._remove(path for path in self._mine() if path not in known)
+            self._remove(self._own_paths())
+        elif kind is None and self.on_executors:
+            known = {file.path for file in self.written}
+            self._remove(path for path in self._own_paths() if path not in known)
 
 
 _MAINTENANCE_MS = 3_600_000
 
 
 class LakeConsumer(Consumer):
-    """Keeps a copy of a table; a format gives its `LakeTable`. Implements Comparable.
+    """Keeps a copy of a table; a format provides its `LakeTable`. Has the methods of Comparable.
 
-    A first copy, and one that is made anew, takes the place of what is there in one commit at the end. A tail
-    writes the files again that hold changed keys.
+    A first copy, and a rebuilt one, replaces the existing one in one commit at the end. A tail rewrites the
+    files that have changed keys.
     """
 
     _seen: tuple[Version | None] | None = None
@@ -168,7 +166,7 @@ class LakeConsumer(Consumer):
 
     @abstractmethod
     def open_table(self) -> LakeTable:
-        """The table that the options name."""
+        """Return the table that the options name."""
 
     @cached_property
     def table(self) -> LakeTable:
@@ -176,19 +174,19 @@ class LakeConsumer(Consumer):
         return self.open_table()
 
     def check(self, schema: SchemaVersion) -> None:
-        """See Consumer."""
+        """Raise Invalid when the format cannot have such a table."""
         columns = choose_columns(schema.table, self.job.info.columns)
         ArrowColumns(columns, key_names(schema.table), schema.table, self.table.dialect)
 
     def committed_ts(self) -> int:
-        """See Consumer."""
-        version = self.table.look()
+        """Return the watermark of the copy's newest version, 0 if it is not this job's."""
+        version = self.table.latest()
         self._seen = (version,)
         return version.marks.watermark if version and version.marks.owner == self.job.owner else 0
 
     def consume(self, data: DataRetriever) -> None:
-        """See Consumer."""
-        base = self._seen[0] if self._seen else self.table.look()
+        """Commit all changes with the watermark on top of the version that was seen."""
+        base = self._seen[0] if self._seen else self.table.latest()
         self._seen = None
         columns = ArrowColumns(data.columns, data.keys, data.schema.table, self.table.dialect)
         marks = LakeWatermark(
@@ -197,30 +195,30 @@ class LakeConsumer(Consumer):
         if data.data_type is DataType.SNAPSHOT:
             self._replace(base, data, columns, marks)
         else:
-            self._advance(self._mine(base, data.from_ts), data, columns, marks)
+            self._advance(self._require_at(base, data.from_ts), data, columns, marks)
 
     def close(self) -> None:
-        """See Consumer."""
+        """Close the table."""
         if "table" in self.__dict__:  # it was used
             self.table.close()
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See Comparable."""
+        """Return the rows in the types of the format."""
         stored = self.table.dialect.stored
-        kept = [each for each in rows.schema if each.name == HANDLE or each.name not in RESERVED]
-        return shape_rows(rows, pa.schema([pa.field(each.name, stored(each.type)) for each in kept]))
+        kept = [column for column in rows.schema if column.name == HANDLE or column.name not in RESERVED]
+        return shape_rows(rows, pa.schema([pa.field(column.name, stored(column.type)) for column in kept]))
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
-        """See Comparable."""
-        version = self._mine(self.table.look(), at_ts)
+        """Yield the rows of the copy; raise Fenced when it is not at `at_ts`."""
+        version = self._require_at(self.table.latest(), at_ts)
         for file in self.table.files(version):
             yield from self.table.read(version, file)
 
     def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
-        """See Comparable."""
-        version = self._mine(self.table.look(), at_ts)
+        """Put rows in and delete keys in one commit; raise Fenced when the copy is not at `at_ts`."""
+        version = self._require_at(self.table.latest(), at_ts)
         as_it_is = ArrowEvolution(version.schema, tuple(version.schema.names), rewrites=False)
-        self._change(version, as_it_is, upserts, deletes, version.marks, mends=True)
+        self._change(version, as_it_is, upserts, deletes, version.marks, repairs=True)
 
     # first copies
 
@@ -231,7 +229,7 @@ class LakeConsumer(Consumer):
             self.job.check_takeover(base.marks.owner, base.marks.job, self.table.place)
         with self._attempt(base, columns.schema, whole=True) as attempt:
             if data.large:
-                attempt.spread = True
+                attempt.on_executors = True
                 staging = attempt.staging
                 task = WriteTask(staging.open_store, columns.schema, staging.file_schema, *attempt.names)
                 attempt.written += write_on_executors(data.dataframe(), data.keys, task)
@@ -248,8 +246,8 @@ class LakeConsumer(Consumer):
 
     # tails
 
-    def _mine(self, base: Version | None, watermark: int) -> Version:
-        """The version, which has to be this job's at a watermark; raise Fenced when it is not."""
+    def _require_at(self, base: Version | None, watermark: int) -> Version:
+        """Return the version if it is this job's at a watermark; raise Fenced when it is not."""
         if base is None or base.marks.owner != self.job.owner or base.marks.watermark != watermark:
             raise Fenced(f"{self.table.place} is not at {watermark} of job {self.job.id} (any more)")
         return base
@@ -260,7 +258,7 @@ class LakeConsumer(Consumer):
         evolution = plan_arrow_evolution(base.schema, base.marks.column_id, columns)
         changes = read_net_changes(data, self.job.scratch)
         self._change(base, evolution, changes.upserts, changes.deletes, marks)
-        if base.crowded or _stretch(base.marks.watermark) != _stretch(marks.watermark):
+        if base.crowded or _hour(base.marks.watermark) != _hour(marks.watermark):
             self._maintain()
 
     def _change(
@@ -271,15 +269,15 @@ class LakeConsumer(Consumer):
         deletes: pa.Table,
         marks: LakeWatermark,
         *,
-        mends: bool = False,
+        repairs: bool = False,
     ) -> None:
-        """Commit rows that come and keys that go, on top of a version."""
+        """Commit upserts and deletes on top of a version."""
         schema, keys = evolution.schema, evolution.keys
         coming = _key_rows(upserts, schema)
         ordered = OrderedRows(upserts, coming)
         changed = KeySet(pa.concat_tables([coming, _key_rows(deletes, schema)]))
-        with self._attempt(base, schema, whole=evolution.rewrites, mends=mends) as attempt:
-            files = with_bounds(attempt.store, attempt.there, key_columns(base.schema)[0])
+        with self._attempt(base, schema, whole=evolution.rewrites, repairs=repairs) as attempt:
+            files = with_bounds(attempt.store, attempt.current_files, key_columns(base.schema)[0])
             groups = plan(files, changed, ordered, every=evolution.rewrites)
             merge(
                 groups,
@@ -293,13 +291,13 @@ class LakeConsumer(Consumer):
             attempt.commit(marks, [file for group in groups for file in group.files])
 
     def _attempt(
-        self, base: Version | None, schema: pa.Schema, *, whole: bool, mends: bool = False
+        self, base: Version | None, schema: pa.Schema, *, whole: bool, repairs: bool = False
     ) -> StagedCommit:
         name = self.job.clock.unique_id()[:12]
-        return StagedCommit(self.table, base, schema, whole=whole, name=name, mends=mends)
+        return StagedCommit(self.table, base, schema, whole=whole, name=name, repairs=repairs)
 
     def _maintain(self) -> None:
-        """Maintain the table; what is committed is, whether that succeeds or not."""
+        """Do the table's upkeep; whether that succeeds or not, the commit stands."""
         try:
             self.table.maintain()
         except PenstockError as error:
@@ -307,10 +305,10 @@ class LakeConsumer(Consumer):
 
 
 def _key_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The key's columns of rows, as the copy has them."""
+    """Return the key's columns of rows, as the copy has them."""
     keys = pa.schema([schema.field(name) for name in key_columns(schema)])
     return pa.Table.from_batches([shape_rows(batch, keys) for batch in rows.to_batches()], keys)
 
 
-def _stretch(ts: int) -> int:
+def _hour(ts: int) -> int:
     return physical_ms(ts) // _MAINTENANCE_MS

@@ -1,9 +1,7 @@
 """A copy of a table as a Delta table: rows and watermark in one commit of its log.
 
 The watermark is an application transaction of the Delta log, so two writers of one job conflict by the
-format's own rules. Whose the table is stands in the metadata of its columns, which a whole commit replaces.
-
-What a Delta log says of a file, out of its footer: readers skip files by it. Pure.
+format's own rules. The owner is in the metadata of the columns, which a whole commit replaces.
 """
 
 import json
@@ -43,23 +41,25 @@ __all__ = ["Delta", "stats_of"]
 
 
 _COLUMNS = 32
-"""As many columns as Delta keeps bounds of, unless it is told otherwise."""
+"""The number of columns of which Delta keeps bounds by default."""
 _TEXT_CHARS = 64
-"""A bound that is longer is left out: cutting it off would need care with the upper one."""
+"""A longer bound is left out: truncating it would need care with the upper one."""
 
 
 def stats_of(footer: pq.FileMetaData) -> str:
-    """The number of rows; of columns that have them, the bounds and the number of NULLs."""
+    """Return a file's statistics for the Delta log, from its footer: readers skip files by them. Pure."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     for place in range(min(footer.num_columns, _COLUMNS)):
         column = footer.schema.column(place)
-        groups = [footer.row_group(each).column(place).statistics for each in range(footer.num_row_groups)]
+        groups = [
+            footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)
+        ]
         inside = column.path != column.name  # of a list
-        if inside or any(each is None for each in groups):
+        if inside or any(group is None for group in groups):
             continue
-        nulls[column.name] = sum(each.null_count for each in groups)
+        nulls[column.name] = sum(group.null_count for group in groups)
         bounds = _bounds(groups)
         if bounds is not None:
             least[column.name], most[column.name] = bounds
@@ -68,16 +68,16 @@ def stats_of(footer: pq.FileMetaData) -> str:
 
 
 def _bounds(groups: Sequence[Any]) -> tuple[Any, Any] | None:
-    """The bounds over row groups, unless one that has values does not say."""
-    known = [each for each in groups if each.has_min_max]
-    if not known or any(each.num_values for each in groups if not each.has_min_max):
+    """Return the bounds over row groups; None when a group with values does not have them."""
+    known = [group for group in groups if group.has_min_max]
+    if not known or any(group.num_values for group in groups if not group.has_min_max):
         return None
-    lowest, highest = _value(min(each.min for each in known)), _value(max(each.max for each in known))
+    lowest, highest = _value(min(group.min for group in known)), _value(max(group.max for group in known))
     return None if lowest is None or highest is None else (lowest, highest)
 
 
 def _value(value: Any) -> Any:
-    """A bound as JSON has it; None for one that it cannot have."""
+    """Return a bound as JSON has it; None if it cannot have it."""
     match value:
         case str():
             return value if len(value) <= _TEXT_CHARS else None
@@ -108,11 +108,11 @@ class Delta(LakeConsumer):
         self.options = LakeOptions.parse(job.info)
 
     def open_table(self) -> "DeltaCopy":
-        """See LakeConsumer."""
+        """Return the Delta table at the job's URI."""
         return DeltaCopy(self.options.place, self.options.history, self.job.clock)
 
     def check(self, schema: SchemaVersion) -> None:
-        """See Consumer."""
+        """Raise Invalid when Delta cannot have such a table."""
         super().check(schema)
         for name in choose_columns(schema.table, self.job.info.columns).names:
             if _REFUSED.intersection(name):
@@ -123,7 +123,7 @@ class Delta(LakeConsumer):
 
 
 class DeltaCopy:
-    """A Delta table. Implements LakeTable."""
+    """A LakeTable in Delta's format."""
 
     dialect = Dialect(parquet_type)
     folder = "data"
@@ -138,9 +138,9 @@ class DeltaCopy:
     def _storage(self) -> ObjectStorage:
         return self.ref.open()
 
-    def look(self) -> Version | None:
-        """See LakeTable."""
-        storage = self._storage  # makes a directory that is not there
+    def latest(self) -> Version | None:
+        """Return the newest version; None when there is no table. Raises Invalid if it is not Penstock's."""
+        storage = self._storage  # creates a directory that does not exist
         with self.failures():
             try:
                 table = DeltaTable(self.place, storage_options=dict(self.ref.options))
@@ -150,10 +150,10 @@ class DeltaCopy:
         return self.version_of(table)
 
     def version_of(self, table: DeltaTable) -> Version:
-        """What a table is; raise Invalid when it is none of ours, or not any more as it was made."""
+        """Return the version of a table; raise Invalid if it is not Penstock's, or its layout was changed."""
         schema = _number_columns(pa.schema(table.schema().to_arrow()))
         watermark, last_id = (table.transaction_version(name) for name in (_WATERMARK, _COLUMN_ID))
-        marked = [each for each in schema if _OWNER in each.metadata]
+        marked = [column for column in schema if _OWNER in column.metadata]
         if watermark is None or last_id is None or not marked:
             raise Invalid(
                 f"the Delta table at {self.place} is not Penstock's; give the job a place of its own"
@@ -164,7 +164,7 @@ class DeltaCopy:
         return Version(marks=marks, schema=_without_owner(schema), origin=table)
 
     def _check_layout(self, table: DeltaTable) -> None:
-        """Files are read as they are: others may not have given the table what changes their meaning."""
+        """Raise Invalid when others gave the table features that change what its files mean."""
         features = {*(table.protocol().reader_features or ())}
         wrong = [name for name in ("columnMapping",) if name in features]
         if "deletionVectors" in features and _has_deletion_vectors(table):
@@ -173,12 +173,12 @@ class DeltaCopy:
             wrong.append("partitions")
         if wrong:
             raise Invalid(
-                f"somebody gave the Delta table at {self.place} {' and '.join(wrong)}: it cannot be kept"
-                " like that; remove it, and make it anew with `penstock job repair --rebuild`"
+                f"another program gave the Delta table at {self.place} {' and '.join(wrong)}, which a copy"
+                " cannot have; remove it, and rebuild it with `penstock job repair --rebuild`"
             )
 
     def files(self, version: Version) -> list[DataFile]:
-        """See LakeTable."""
+        """Return the files of a version, with the bounds that the Delta log has."""
         key = key_columns(version.schema)[0]
         with self.failures():
             added = pa.table(version.origin.get_add_actions(flatten=True))
@@ -203,20 +203,20 @@ class DeltaCopy:
         ]
 
     def read(self, version: Version, file: DataFile) -> Iterator[pa.RecordBatch]:
-        """See LakeTable."""
+        """Yield the rows of a file, in the version's columns."""
         return read_rows(self._storage, file.path, version.schema)
 
     def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> "DeltaStaging":
-        """See LakeTable. Columns and features come in commits of their own, before the rows."""
-        table = None if base is None else self._prepared(base, schema, whole=whole)
+        """Prepare a commit. New columns and features get commits of their own, before the rows."""
+        table = None if base is None else self._prepare(base, schema, whole=whole)
         return DeltaStaging(self, table, schema, whole=whole)
 
-    def _prepared(self, base: Version, schema: pa.Schema, *, whole: bool) -> DeltaTable:
+    def _prepare(self, base: Version, schema: pa.Schema, *, whole: bool) -> DeltaTable:
         table: DeltaTable = base.origin
-        come = [] if whole else [each for each in schema if each.name not in base.schema.names]
+        added = [] if whole else [column for column in schema if column.name not in base.schema.names]
         with self.failures():
-            if come:
-                table.alter.add_columns(Schema.from_arrow(pa.schema(come)).fields)
+            if added:
+                table.alter.add_columns(Schema.from_arrow(pa.schema(added)).fields)
             elif whole and _needs_feature(table, schema):
                 table.alter.add_feature(
                     TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
@@ -229,10 +229,10 @@ class DeltaCopy:
         return table
 
     def close(self) -> None:
-        """See LakeTable."""
+        """Do nothing: nothing is open."""
 
     def maintain(self) -> None:
-        """See LakeTable. Only what commits have removed goes; nothing is known of other files."""
+        """Remove files that commits have removed long ago; other files are unknown to the log."""
         with self.failures():
             table = DeltaTable(self.place, storage_options=dict(self.ref.options))
             table.vacuum(self._history_hours, dry_run=False, enforce_retention_duration=False)
@@ -240,14 +240,14 @@ class DeltaCopy:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Tell errors of the library in Penstock's words."""
+        """Translate errors of the library."""
         try:
             yield
         except CommitFailedError as error:
             raise Overtaken(f"the Delta table at {self.place} has a newer commit") from error
         except DeltaProtocolError as error:
             raise Invalid(
-                f"the Delta table at {self.place} needs what this version lacks: {error}"
+                f"the Delta table at {self.place} needs a feature that this version does not have: {error}"
             ) from error
         except (DeltaError, OSError) as error:
             reason = str(error).partition("\n")[0][:200]
@@ -257,7 +257,7 @@ class DeltaCopy:
 
 
 class DeltaStaging:
-    """See Staging."""
+    """A prepared commit of a Delta table."""
 
     def __init__(self, copy: DeltaCopy, table: DeltaTable | None, schema: pa.Schema, *, whole: bool) -> None:
         self.file_schema = schema.remove_metadata()
@@ -270,18 +270,18 @@ class DeltaStaging:
     def commit(
         self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
     ) -> None:
-        """See Staging."""
+        """Commit files with the watermark; raise Overtaken when the table has a newer version."""
         now_ms = self._copy.clock.wall_ms()
         added = [
             AddAction(
-                path=each.path,
-                size=each.nbytes,
+                path=file.path,
+                size=file.nbytes,
                 partition_values={},
                 modification_time=now_ms,
                 data_change=True,
-                stats=stats_of(each.footer),
+                stats=stats_of(file.footer),
             )
-            for each in written
+            for file in written
         ]
         properties = CommitProperties(
             custom_metadata={"penstock.job": marks.job, "penstock.watermark": str(marks.watermark)},
@@ -301,7 +301,7 @@ class DeltaStaging:
                 )
             else:
                 gone = [
-                    RemoveAction(each.path, data_change=True, deletion_timestamp=now_ms) for each in removed
+                    RemoveAction(file.path, data_change=True, deletion_timestamp=now_ms) for file in removed
                 ]
                 self._table.create_write_transaction(
                     [*added, *gone], "append", self._table.schema(), commit_properties=properties
@@ -331,31 +331,33 @@ def _has_deletion_vectors(table: DeltaTable) -> bool:
 
 
 def _needs_feature(table: DeltaTable, schema: pa.Schema) -> bool:
-    """Whether a column is to be of a type that the table has to say it uses."""
-    local = any(pa.types.is_timestamp(each.type) and each.type.tz is None for each in schema)
+    """Return whether a column has a type for which the table must declare a feature."""
+    local = any(pa.types.is_timestamp(column.type) and column.type.tz is None for column in schema)
     return local and "timestampNtz" not in (table.protocol().reader_features or ())
 
 
 def _number_columns(schema: pa.Schema) -> pa.Schema:
-    """A table's columns; those that somebody else added have ids that no column of the source has."""
+    """Return a table's columns; those that another program added get negative ids."""
     return pa.schema(
         [
-            each if COLUMN_ID in (each.metadata or {}) else each.with_metadata({COLUMN_ID: str(-1 - place)})
-            for place, each in enumerate(schema)
+            column
+            if COLUMN_ID in (column.metadata or {})
+            else column.with_metadata({COLUMN_ID: str(-1 - place)})
+            for place, column in enumerate(schema)
         ]
     )
 
 
 def _with_owner(schema: pa.Schema, marks: LakeWatermark) -> pa.Schema:
     first, *others = schema
-    whose: dict[bytes, Any] = {**first.metadata, _OWNER: marks.owner, _JOB: marks.job}
-    return pa.schema([first.with_metadata(whose), *others])
+    metadata: dict[bytes, Any] = {**first.metadata, _OWNER: marks.owner, _JOB: marks.job}
+    return pa.schema([first.with_metadata(metadata), *others])
 
 
 def _without_owner(schema: pa.Schema) -> pa.Schema:
     return pa.schema(
         [
-            each.with_metadata({k: v for k, v in each.metadata.items() if k not in {_OWNER, _JOB}})
-            for each in schema
+            column.with_metadata({k: v for k, v in column.metadata.items() if k not in {_OWNER, _JOB}})
+            for column in schema
         ]
     )

@@ -1,9 +1,9 @@
-"""How changes get into files: those that hold a changed key are written again, the others stay.
+"""How changes get into files: files with a changed key are rewritten, the others stay.
 
-Files cover stretches of the key's first column. A new row goes where its neighbours are written anyway, with
-a small neighbour, or to a file of its own in between. So files stay about as large as they should be and
-their stretches apart, and a change of few keys writes few files. That is a matter of speed alone: files may
-overlap as they like, as after a compaction by somebody else.
+Files cover ranges of the key's first column. A new row goes where its neighbours are rewritten anyway, to a
+small neighbour, or to a file of its own in between. So files keep a good size and separate ranges, and a
+change of few keys writes few files. That only matters for speed: files may overlap, as after another tool's
+compaction.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,20 +20,20 @@ from penstock.consumers.lake.files import FILE_BYTES, DataFile, FileWriter
 __all__ = ["RewriteGroup", "merge", "plan"]
 
 SMALL_BYTES = FILE_BYTES // 16
-"""Files on storage below it are written again when a new row comes to be beside them."""
+"""Smaller files are rewritten when a new row comes beside them."""
 
 _Shaping = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteGroup:
-    """Neighbours that are written again, and with them new rows between the files around them."""
+    """Neighbouring files that are rewritten together with new rows between the files around them."""
 
     files: tuple[DataFile, ...]
     floor: Any = field(default=None, repr=False)
-    """The end of the files before that stay; None: there are none."""
+    """The end of the files before it that stay; None: there are none."""
     ceiling: Any = field(default=None, repr=False)
-    """The start of those that come after."""
+    """The start of the files after it."""
 
 
 def plan(
@@ -45,10 +45,10 @@ def plan(
     small_bytes: int = SMALL_BYTES,
 ) -> list[RewriteGroup]:
     """Choose the files, in the order of their keys; `every`: all, because their columns change. Pure."""
-    ordered = sorted((each for each in files if each.bounded), key=lambda each: each.lowest)
-    chosen = [every or _may_hold(each, changed) for each in ordered]
+    ordered = sorted((file for file in files if file.bounded), key=lambda file: file.lowest)
+    chosen = [every or _may_hold(file, changed) for file in ordered]
     _choose_small(ordered, chosen, upserts, small_bytes)
-    unknown = tuple(each for each in files if not each.bounded)
+    unknown = tuple(file for file in files if not file.bounded)
     groups = [RewriteGroup(unknown)] if unknown and (every or len(changed)) else []
     floor = None
     for taken, run in groupby(range(len(ordered)), key=chosen.__getitem__):
@@ -60,7 +60,7 @@ def plan(
                 RewriteGroup(members, floor, ordered[after].lowest if after < len(ordered) else None)
             )
         else:
-            floor = max(each.highest for each in members)
+            floor = max(file.highest for file in members)
     return groups
 
 
@@ -71,7 +71,7 @@ def _may_hold(file: DataFile, changed: KeySet) -> bool:
 def _choose_small(
     ordered: Sequence[DataFile], chosen: list[bool], upserts: OrderedRows, small_bytes: int
 ) -> None:
-    """Choose a small neighbour of each gap into which rows come, where no neighbour is chosen."""
+    """Choose a small neighbour of each gap that gets rows, if no neighbour is chosen."""
     for gap in range(len(ordered) + 1):
         beside = [place for place in (gap - 1, gap) if 0 <= place < len(ordered)]
         below = ordered[gap - 1].highest if gap else None
@@ -91,10 +91,10 @@ def merge(
     writer: FileWriter,
     keys: Sequence[str],
 ) -> None:
-    """Write what the chosen files hold apart from the changed keys, and all upserts.
+    """Write the rows of the chosen files without the changed keys, and all upserts.
 
-    `read` gives rows as the copy has them from now on, and `arriving` makes upserts such. Each upsert is
-    written once, and in memory there are some of the rows of one file at a time.
+    `read` returns rows in the copy's new schema, and `arriving` converts upserts to it. Each upsert is
+    written once. Only some rows of one file are in memory at a time.
     """
     for group in groups:
         if group.floor is not None:
@@ -113,8 +113,8 @@ def merge(
 
 
 def _write_all(rows: Iterable[pa.RecordBatch], arriving: _Shaping, writer: FileWriter) -> None:
-    for each in rows:
-        writer.write([arriving(each)])
+    for batch in rows:
+        writer.write([arriving(batch)])
 
 
 def _write_merged(
@@ -124,7 +124,7 @@ def _write_merged(
     writer: FileWriter,
     keys: Sequence[str],
 ) -> None:
-    """Write rows of a file and upserts beside them, in order when the upserts are few."""
+    """Write rows of a file and the upserts beside them; in order if the upserts are few."""
     few = next(beside, None)
     if few is None:
         writer.write([kept])

@@ -1,4 +1,4 @@
-"""A capture: subscriptions, event store and Flight service of the tables that are this process's share."""
+"""A capture: subscriptions, event store and Flight service of the tables that this process owns."""
 
 import asyncio
 import logging
@@ -36,10 +36,10 @@ from penstock.tables.keys import record_range
 
 _log = logging.getLogger(__name__)
 
-_FIRST_TS = 1  # a subscription from here delivers everything the cluster still has
+_FIRST_TS = 1  # a subscription from here delivers everything that the cluster still has
 _ROUND_S = 0.5
 _RENEWALS_PER_TTL = 3
-_DROPPED_KEPT_MS = 10 * 60 * 1000  # a table dropped this long ago is surely flushed by its owner
+_DROPPED_KEPT_MS = 10 * 60 * 1000  # the owner of a table that was dropped so long ago has flushed it
 _SAFE_POINT_EVERY_S = 10.0
 _LOOK_EVERY_S = 10.0
 _SCHEMA_WAIT_S = 60.0
@@ -48,7 +48,7 @@ _OPENED_AT_ONCE = 16
 
 @dataclass(slots=True)
 class _Clients:
-    """Everything that talks to the cluster."""
+    """The clients of the cluster."""
 
     kv: AsyncClient
     pd: PdClient
@@ -74,9 +74,9 @@ class _Clients:
 
 
 class _LeftOut(NamedTuple):
-    """A table that is not captured, as it was when that was decided: once it changes, it is looked at again.
+    """A table that is not captured, as it was when that was decided; it is considered again once it changes.
 
-    One whose history is lost is captured anew when its folder is removed from storage.
+    A table whose history is lost is captured again when its folder is removed from storage.
     """
 
     table: CapturedTable
@@ -84,11 +84,11 @@ class _LeftOut(NamedTuple):
 
 
 class Capture:
-    """Runs until `stop`, or until `failed` is set: an error that this process cannot go on from.
+    """Captures tables until `stop`, or until `failed` is set: an error after which this process cannot go on.
 
     Start it with `Capture.start`. Tables come and go with the schema and with the other captures; each is
-    captured from the timestamp up to which its manifest, or this capture's own log, is complete. What is
-    wrong with one table costs that table: it is left out, and the others go on.
+    captured from the timestamp up to which its manifest, or this capture's own log, is complete. A defect of
+    one table costs that table only: it is left out, and the others go on.
     """
 
     def __init__(
@@ -130,24 +130,24 @@ class Capture:
         self._flight: FlightService | None = None
         self._names = TableNames(storage, self.store, self.schemas)
         self._subscriptions: dict[int, int] = {}  # table -> subscription
-        self._loading: set[int] = set()  # tables whose first snapshot is being loaded; told once
+        self._loading: set[int] = set()  # tables whose first snapshot is being loaded; logged once
         self._left_out: dict[int, _LeftOut] = {}
-        self._held_until: tuple[float, int] = (0.0, 0)  # of the monotonic clock, and of the wall's
+        self._held_until: tuple[float, int] = (0.0, 0)  # by the monotonic clock, and by the wall clock
         self._live: Mapping[str, CaptureLease] = {}
         self._rounds: list[asyncio.Task[None]] = []
-        self._forgetting: dict[int, asyncio.Task[None]] = {}  # tables that were lost, until they are let go
+        self._forgetting: dict[int, asyncio.Task[None]] = {}  # lost tables, until they are closed
 
     @property
     def cluster_id(self) -> int:
-        """Whose changes it captures."""
+        """The cluster whose changes it captures."""
         return self._clients.kv.cluster_id
 
     @classmethod
     async def start(cls, settings: Settings, *, clock: Clock = SYSTEM) -> "Capture":
         """Connect, recover, and begin to capture.
 
-        Raises Unavailable when the cluster or storage does not answer, Invalid when a setting cannot
-        work, Corrupt when the log is damaged.
+        Raises Unavailable when the cluster or storage does not answer, Invalid when a setting cannot work,
+        Corrupt when the log is damaged.
         """
         access = await asyncio.to_thread(FlightAccess.of, settings.capture)
         storage = await asyncio.to_thread(
@@ -165,13 +165,13 @@ class Capture:
 
     @property
     def flight_addr(self) -> str:
-        """Where the Flight service listens."""
+        """The address at which the Flight service listens."""
         assert self._flight is not None, "not started"
         return self._flight.addr
 
     @property
     def advertised_addr(self) -> str:
-        """Where others reach the Flight service, as this capture's lease says."""
+        """The address at which others reach the Flight service, as in this capture's lease."""
         host, _, port = (self._settings.flight_advertise_addr or self.flight_addr).rpartition(":")
         return f"{host}:{port if int(port) else self.flight_addr.rpartition(':')[2]}"
 
@@ -181,8 +181,8 @@ class Capture:
         return set(self._subscriptions)
 
     async def stop(self, *, flush: bool = True) -> None:
-        """Stop pulling, flush what is complete, let go of the tables. Safe to call twice."""
-        self.store.stop_holding_back()  # else a subscription that waits for storage could not end
+        """Stop pulling, flush complete changes, give up the tables. Stopping twice is fine."""
+        self.store.stop_holding_back()  # else a subscription that waits for a flush could not end
         for task in self._rounds:
             task.cancel()
         await asyncio.gather(*self._rounds, *self._forgetting.values(), return_exceptions=True)
@@ -203,7 +203,7 @@ class Capture:
         try:
             await self._leases.give_up()
         except PenstockError as error:
-            _log.warning("the lease was not given up; it runs out", extra={"reason": str(error)})
+            _log.warning("the lease was not given up; it will run out", extra={"reason": str(error)})
 
     async def _begin(self) -> None:
         await asyncio.to_thread(self.store.start)
@@ -235,10 +235,10 @@ class Capture:
         ]
 
     async def _wait_for_schemas(self) -> None:
-        """Wait until every schema of now is known, so that no table is missed."""
-        now = await self._clients.kv.timestamp()
+        """Wait until every present schema is known, so that no table is missed."""
+        now_ts = await self._clients.kv.timestamp()
         deadline = self._clock.monotonic() + _SCHEMA_WAIT_S
-        while self.schemas.resolved_ts() < now:
+        while self.schemas.resolved_ts() < now_ts:
             if self.failed.done():
                 await self.failed
             if self._clock.monotonic() > deadline:
@@ -246,13 +246,16 @@ class Capture:
             await self._clock.sleep(0.02)
 
     async def _repeat(self, every_s: float, work: Callable[[], Awaitable[object]]) -> None:
-        """Repeat a duty for ever; what may pass is logged, the rest ends the capture."""
+        """Repeat some work for ever; log temporary errors, and end the capture on others."""
         while True:
             await self._clock.sleep(every_s)
             try:
                 await work()
             except (Conflict, Denied, Unavailable, Undetermined) as error:
-                _log.warning("a duty of the capture is delayed", extra={"reason": str(error)})
+                _log.warning(
+                    "background work of the capture failed; it will be tried again",
+                    extra={"reason": str(error)},
+                )
             except PenstockError as error:
                 self._fail(error)
                 return
@@ -261,7 +264,7 @@ class Capture:
         self._live = await self._leases.renew(self.advertised_addr)
 
     async def _share_tables(self) -> None:
-        """Take the tables that are ours, let go of those that are not."""
+        """Take the tables that belong to this capture, give up those that do not."""
         known = {table.physical_id: table for table in self._list_candidates()}
         for table in known.values():
             if table.refused and table.physical_id in self._subscriptions:
@@ -277,7 +280,7 @@ class Capture:
         await asyncio.to_thread(self._names.mark, list(self._subscriptions))
         for table_id in self.store.ended_tables():
             await asyncio.to_thread(self.store.flush, table_id)
-        kept = self.store.recovered_tables().union(self.store.tables())  # some never came to be subscribed
+        kept = self.store.recovered_tables().union(self.store.tables())  # some were never subscribed
         for table_id in kept.difference(mine, self._subscriptions, self._forgetting):
             await asyncio.to_thread(self.store.close_table, table_id, flush=False)
         missing = sorted(mine.difference(self._subscriptions, self._forgetting))
@@ -295,13 +298,13 @@ class Capture:
         return sharing.owner_of(table_id, self._live) == self._settings.id
 
     def _list_candidates(self) -> list[CapturedTable]:
-        """Tables to capture: those that are there, and those dropped whose rows may not all be flushed."""
+        """Return the tables that exist, and those dropped whose rows may not all be flushed."""
         recent = compose_ts(max(0, physical_ms(self.schemas.resolved_ts()) - _DROPPED_KEPT_MS))
         recovered = self.store.recovered_tables()
-        held = self.store.tables()
+        owned = self.store.tables()
         chosen = []
         for table in self.schemas.tables_ever():
-            rows = held.get(table.physical_id)
+            rows = owned.get(table.physical_id)
             finished = rows is not None and rows.flushed_ts >= table.dropped_ts
             left = table.physical_id in recovered or self._names.is_unended(table.physical_id)
             long_gone = table.dropped_ts <= recent and rows is None and not left
@@ -313,7 +316,7 @@ class Capture:
 
     async def _take_table(self, table: CapturedTable) -> None:
         if table.refused and not await asyncio.to_thread(self._names.is_marked, table.physical_id):
-            self._record_left_out(table, table.refused)  # and it needs no manifest
+            self._record_left_out(table, table.refused)  # it was never captured, so it needs no manifest
             return
         if await asyncio.to_thread(is_load_in_progress, self._storage, table.physical_id):
             self._wait_for_load(table)
@@ -330,7 +333,7 @@ class Capture:
             await asyncio.to_thread(self.store.close_table, table.physical_id)
             self._left_out[table.physical_id] = _LeftOut(table)
             return
-        if table.refused:  # the log may have changes of the time before that
+        if table.refused:  # the log may have changes from before, which are flushed
             await self._leave_out(table, table.refused)
             return
         if await self._check_history(table, rows.resolved_ts):
@@ -342,7 +345,7 @@ class Capture:
             partial(self._advance, rows),
             on_failure=self._subscription_failed,
         )
-        if rows.disowned:  # before there was a subscription to end
+        if rows.disowned:  # it was lost before there was a subscription to end
             self._drop_lost(table.physical_id)
             return
         _log.info(
@@ -352,7 +355,7 @@ class Capture:
         )  # fmt: skip
 
     def _wait_for_load(self, table: CapturedTable) -> None:
-        """Leave a table to the load of its first snapshot; the rounds after that take it from there."""
+        """Leave a table to the load of its first snapshot; a later round takes it."""
         if table.physical_id not in self._loading:
             self._loading.add(table.physical_id)
             _log.info(
@@ -363,12 +366,13 @@ class Capture:
     async def _check_history(self, table: CapturedTable, resolved_ts: int) -> bool:
         """Hold back collection for a table; leave it out when changes after its `resolved_ts` may be gone.
 
-        Deletions among them would never be known. A table captured for the first time has no such gap; its
-        history begins where the cluster's does, or where it was made.
+        Returns whether it was left out. Deletions among the missing changes would never be known. A table
+        that is captured for the first time has no such gap; its history begins where the cluster's does, or
+        where the table was created.
         """
         collected_ts = await self._hold_back_gc()
         if not resolved_ts and self._creation_ts(table.physical_id) <= collected_ts:
-            begun = {"kind": BEGUN, "ts": collected_ts}  # what is left of earlier times is not all there was
+            begun = {"kind": BEGUN, "ts": collected_ts}  # earlier history is incomplete
             await asyncio.to_thread(self.store.record_fact, table.physical_id, begun)
         if not 0 < resolved_ts < collected_ts:
             return False
@@ -376,9 +380,9 @@ class Capture:
         return True
 
     def _creation_ts(self, table_id: int) -> int:
-        """When a table, or partition, was made, or later where the cluster has collected that.
+        """Return when a table, or partition, was created, or later if the cluster has collected that.
 
-        Of one that was made after a collection nothing is missing.
+        Nothing is missing of a table that was created after a collection.
         """
         return self.schemas.versions(table_id, 0, self.schemas.resolved_ts())[0].since_ts
 
@@ -386,7 +390,7 @@ class Capture:
         """Take a resolved-ts while history is held.
 
         A capture that slept for longer than its safe point lasts goes on where its subscriptions were, below
-        what was collected meanwhile. Nothing is complete then until `_hold_back_gc` has looked.
+        what was collected meanwhile. Nothing counts as complete then until `_hold_back_gc` has checked.
         """
         monotonic_s, wall_ms = self._held_until
         holds = self._clock.monotonic() < monotonic_s and self._clock.wall_ms() < wall_ms
@@ -396,7 +400,7 @@ class Capture:
     async def _leave_out(
         self, table: CapturedTable, reason: str, *, lost: bool = False, flush: bool = True
     ) -> None:
-        """Give a table up until something about it changes. When that fails, the next round does it again."""
+        """Give a table up until something about it changes. When that fails, the next round repeats it."""
         table_id = table.physical_id
         subscription = self._subscriptions.pop(table_id, None)
         if subscription is not None:
@@ -407,19 +411,19 @@ class Capture:
         self._record_left_out(table, reason, lost=lost)
 
     def _record_left_out(self, table: CapturedTable, reason: str, *, lost: bool = False) -> None:
-        """Remember that a table is left out, and say so once."""
+        """Remember that a table is left out, and log it once."""
         self._left_out[table.physical_id] = _LeftOut(table, lost)
         _log.error(
             "table left out: its history is lost" if lost else "table left out",
             extra={
                 "table": f"{table.database}.{table.table.name}",
                 "table_id": table.physical_id,
-                "reason": reason + ("; remove its folder from storage to capture it anew" if lost else ""),
+                "reason": reason + ("; remove its folder from storage to capture it again" if lost else ""),
             },
         )
 
     def _refuse(self, table_id: int, error: PenstockError) -> None:
-        """Rows of a table cannot be kept: it was given up."""
+        """Drop a table that the store gave up because its rows cannot be kept."""
         table = self._find_table(table_id)
         if table is not None:
             self._record_left_out(table, str(error))
@@ -443,9 +447,9 @@ class Capture:
             await asyncio.to_thread(self._names.end_forgotten, table_id)
 
     def _is_removed(self, table_id: int) -> bool:
-        """Whether nothing is left of a table's folder but watermarks, which consumers write at any time.
+        """Return whether nothing is left of a table's folder but history holds, which readers write any time.
 
-        Before that, whoever removes it could take new files with it.
+        Before that, somebody who removes the folder could remove new files with it.
         """
         root = paths.table_root(table_id)
         if self._storage.names(paths.manifest_folder(root)):
@@ -462,10 +466,10 @@ class Capture:
         _log.info("table given up", extra={"table_id": table_id})
 
     async def _hold_back_gc(self) -> int:
-        """Keep the history that may have to be pulled again, should this machine be lost.
+        """Keep the history that may have to be pulled again if this machine is lost.
 
-        Returns the timestamp below which it may be gone. A table that is not complete up to there is left
-        out: its subscription may begin anew at any moment, and then miss something.
+        Returns the timestamp below which history may be gone. A table that is not complete up to there is
+        left out: its subscription may start again at any moment, and would miss changes then.
         """
         until = (
             self._clock.monotonic() + HOLD_TTL_S,
@@ -475,24 +479,24 @@ class Capture:
         collected_ts = await self._safe_point.read_published_ts()
         if found is None:
             return collected_ts
-        needed, held = found
-        if held > needed:
-            collected_ts = max(collected_ts, held)
-        if held > needed > _FIRST_TS:
+        needed_ts, held_ts = found
+        if held_ts > needed_ts:
+            collected_ts = max(collected_ts, held_ts)
+        if held_ts > needed_ts > _FIRST_TS:
             _log.warning(
-                "history that a lost machine would need is collected already",
-                extra={"needed_ts": needed, "safe_point": held},
+                "the cluster has collected history that would be needed if this machine were lost",
+                extra={"needed_ts": needed_ts, "safe_point": held_ts},
             )
-        if collected_ts > needed:
+        if collected_ts > needed_ts:
             for table_id, resolved_ts in self._incomplete_tables(collected_ts).items():
                 await self._give_up(table_id, resolved_ts, collected_ts)
         self._held_until = until
         return collected_ts
 
     def _incomplete_tables(self, ts: int) -> dict[int, int]:
-        """The captured tables that are complete up to less than `ts`, and up to where.
+        """Return the captured tables that are complete up to less than `ts`, and up to where.
 
-        One that was never complete counts from where it was begun, or made.
+        One that was never complete counts from where it was begun, or created.
         """
         found = {}
         for table_id, rows in self.store.tables().items():
@@ -504,11 +508,11 @@ class Capture:
         return found
 
     async def _give_up(self, table_id: int, resolved_ts: int, collected_ts: int) -> None:
-        """End the subscription of a table that may miss something, unless somebody does so already."""
+        """End the subscription of a table that may miss changes, unless that has been done."""
         table = self._find_table(table_id)
         if table_id not in self._subscriptions:
             return
-        if table is None or not resolved_ts:  # its first scan did not end: the next round begins it anew
+        if table is None or not resolved_ts:  # its first scan did not end: the next round starts it again
             self._drop_lost(table_id)
             return
         reason = _describe_gap(resolved_ts, collected_ts)
@@ -519,7 +523,7 @@ class Capture:
         return min(flushed, default=None)
 
     def _drop_lost(self, table_id: int) -> None:
-        """A newer owner has the table; the next round takes it back if it is ours after all."""
+        """Close a table that has a newer owner; the next round takes it back if it belongs here after all."""
         subscription = self._subscriptions.pop(table_id, None)
         if subscription is not None:
             self._run_apart(table_id, self._forget(table_id, subscription))
@@ -549,17 +553,17 @@ class Capture:
 
 
 def _describe_gap(from_ts: int, to_ts: int) -> str:
-    return f"changes from {from_ts} to {to_ts} are collected"
+    return f"the cluster has collected changes from {from_ts} to {to_ts}"
 
 
 def _data_id(data: Path, clock: Clock) -> str:
-    """A name for this data directory that stays with it."""
+    """Return a name for this data directory that stays with it; create it if there is none."""
     path = data / "id"
     try:
         make_folder(data)
         if (
             not path.exists() or not path.read_bytes()
-        ):  # empty: an older version lost the power while writing it
+        ):  # empty: an older version lost power while it wrote the file
             replace_file(path, clock.unique_id().encode("ascii"))
         return path.read_text(encoding="ascii")
     except OSError as error:

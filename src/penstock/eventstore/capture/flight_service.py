@@ -1,16 +1,14 @@
-"""Arrow Flight: what a capture holds, for readers on other machines.
+"""Arrow Flight: the tables of a capture, for readers on other machines.
 
 A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts", "to_ts", "side", "columns",
 "handle_from", "handle_to"} (handles in base64). `get_flight_info` takes the same as its command and answers
-with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps, and
-the action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that of all
-tables at once, as one list for each timestamp. `flightactions` has the actions for merges, `flightaccess` who
-may ask.
+with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps. The
+action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that of all tables at
+once, as one list for each timestamp.
 
-The actions of a capture's Flight service by which others do its merges: it plans, they write, it commits.
-
-A plan is handed out under an id and remembered for a while; only what was written for such a plan is
-committed, so that a caller can at worst waste work.
+By the actions `plan_merge` and `commit_merge` others do the merges of a capture: it plans, they write, it
+commits. A plan is handed out under an id and remembered for a while. Only the output of such a plan is
+committed, so that a caller can at worst waste work. `FlightAccess` decides who may call.
 """
 
 import json
@@ -47,7 +45,7 @@ Action = Callable[[bytes], bytes]
 
 @dataclass(slots=True)
 class MergeActions:
-    """`plan_merge` and `commit_merge`. Thread-safe."""
+    """The actions `plan_merge` and `commit_merge`. Thread-safe."""
 
     store: EventStore
     clock: Clock = SYSTEM
@@ -56,14 +54,20 @@ class MergeActions:
 
     @property
     def actions(self) -> Mapping[str, tuple[str, Action]]:
-        """Each action's name, what it is for, and how it is done; they raise what the store raises."""
+        """Each action's name, its purpose, and the method that runs it; they raise what the store raises."""
         return {
-            "plan_merge": ("What there is to merge in a table, for others to write.", self.plan),
-            "commit_merge": ("Put what was written for a plan in the place of its inputs.", self.commit),
+            "plan_merge": ("Plan the merges of a table, for others to write.", self.plan),
+            "commit_merge": (
+                "Replace the inputs of a plan by the objects that were written for it.",
+                self.commit,
+            ),
         }
 
     def plan(self, body: bytes) -> bytes:
-        """{"table_id": n} to [{"plan_id", "plan"}]: merges that may be written at the same time."""
+        """Plan merges that may be written at the same time.
+
+        Takes {"table_id": n}; returns [{"plan_id", "plan"}].
+        """
         plans = {
             self.clock.unique_id(): plan for plan in self.store.plan_merges(table_id_in(body), PLANS_MAX)
         }
@@ -76,9 +80,10 @@ class MergeActions:
         ).encode()
 
     def commit(self, body: bytes) -> bytes:
-        """{"plan_id", "data", "tombstones"} to whether it was committed; asking again gives the same answer.
+        """Commit the output of a plan; calling it again gives the same answer.
 
-        False: an input is no longer part of the table, or the plan is forgotten; plan again.
+        Takes {"plan_id", "data", "tombstones"}; returns {"committed"}. False: an input is no longer part of
+        the table, or the plan is forgotten; plan again.
         """
         plan_id, output = read_output(body)
         with self._lock:
@@ -88,11 +93,11 @@ class MergeActions:
 
 
 def table_id_in(body: bytes) -> int:
-    """The table that an action is about; raise Invalid when it names none."""
+    """Return the table that an action is about; raise Invalid when the body names none."""
     try:
         return int(json.loads(body)["table_id"])
     except (ValueError, KeyError, TypeError) as error:
-        raise Invalid('the action needs {"table_id": n}') from error
+        raise Invalid('the body of the action needs {"table_id": n}') from error
 
 
 _log = logging.getLogger(__name__)
@@ -116,7 +121,7 @@ def _as_flight_errors() -> Iterator[None]:
 
 
 class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow ships no types
-    """Serves the tables of one event store to those who have access; `close` ends it."""
+    """Serves the tables of one event store to callers with access; `close` ends it."""
 
     def __init__(
         self, addr: str, store: EventStore, reader: RangeReader, access: FlightAccess = OPEN
@@ -136,13 +141,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         self.addr = f"{host}:{self.port}"
 
     def close(self) -> None:
-        """Stop serving. Streams end with their next batch; a reader that takes none is soon left behind."""
+        """Stop serving. Streams end with their next batch; a reader that takes none is abandoned soon."""
         self._closing = True
         stopping = threading.Thread(target=self._stop, name="penstock-flight-stop", daemon=True)
         stopping.start()
         stopping.join(STOP_TIMEOUT_S)
         if stopping.is_alive():
-            _log.warning("a Flight reader that does not take its rows was left behind")
+            _log.warning("a Flight reader that does not take its rows was abandoned")
 
     def _stop(self) -> None:
         self.shutdown()  # waits for every call
@@ -162,7 +167,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
                 yield batch
 
     def get_flight_info(self, _context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        """Divide a range into tickets, one for each schema in it; the schema shown is the newest.
+        """Divide a range into tickets, one for each schema in it; the schema of the answer is the newest.
 
         The metadata of an endpoint is its schema version, as a manifest's fact.
         """
@@ -179,18 +184,18 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         return flight.FlightInfo(schema, descriptor, endpoints, -1, -1)
 
     def list_flights(self, _context: Any, _criteria: bytes) -> Iterator[flight.FlightInfo]:
-        """The tables: each descriptor is a command that says what the action `resolved_ts` says."""
+        """Yield the tables; the descriptor of each is the answer of the action `resolved_ts`."""
         for table_id in sorted(self._store.tables()):
             with _as_flight_errors():
-                described = json.dumps(self._describe(table_id)).encode()
-            yield flight.FlightInfo(pa.schema([]), flight.FlightDescriptor.for_command(described), [], -1, -1)
+                progress = json.dumps(self._describe(table_id)).encode()
+            yield flight.FlightInfo(pa.schema([]), flight.FlightDescriptor.for_command(progress), [], -1, -1)
 
     def list_actions(self, _context: Any) -> list[tuple[str, str]]:
-        """The actions there are."""
+        """Return the actions and their purposes."""
         merging = [(name, purpose) for name, (purpose, _) in self._merging.items()]
         return [
-            ("resolved_ts", "How far a table can be read, and how far it is in objects."),
-            ("progress", "The same of all tables."),
+            ("resolved_ts", "Return how far a table can be read, and how far it is in objects."),
+            ("progress", "Return the same for all tables."),
             *merging,
         ]
 
@@ -212,7 +217,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
     def _progress(self) -> Mapping[str, list[int]]:
         found = []
         for table_id in sorted(self._store.tables()):
-            with suppress(Unavailable):  # it was given up meanwhile
+            with suppress(Unavailable):  # the table was given up meanwhile
                 found.append(self._reader.progress(table_id))
         return {column.name: [getattr(of, column.name) for of in found] for column in fields(CaptureProgress)}
 

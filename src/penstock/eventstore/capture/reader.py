@@ -1,6 +1,6 @@
 """Reading a range of a table from the capture that holds it: objects as far as they go, then rows.
 
-The same range gives the same rows in the same order, whether or not a flush came in between. Rows come as
+The same range gives the same rows in the same order, whether or not a flush came in between. Rows are read as
 they are taken; a read needs the memory of a few row groups, and of one sort where rows are not flushed.
 """
 
@@ -41,9 +41,9 @@ class Reader:
         self._decoder = decoder
 
     def progress(self, table_id: int) -> CaptureProgress:
-        """See RangeReader."""
+        """Return how far a table can be read."""
         rows = self._store.rows(table_id)
-        readable_ts = self._store.readable_ts(table_id)  # first: it is what `changed_ts` has to cover
+        readable_ts = self._store.readable_ts(table_id)  # first, because `changed_ts` has to cover it
         oldest_ts = self._store.ownership(table_id).state.oldest_ts
         ended_ts = self._store.schemas.ended_ts(table_id)
         return CaptureProgress(
@@ -51,19 +51,20 @@ class Reader:
         )
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
-        """See RangeReader."""
+        """Divide a range where the table's schema changes, in order; check that it can be read."""
         self._check_range(wanted.table_id, wanted.from_ts, wanted.to_ts)
         versions = self._versions(wanted)
-        cuts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
+        parts = cut_at_changes(versions, wanted.from_ts, wanted.to_ts)
         return [
-            SchemaRange(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in cuts
+            SchemaRange(replace(wanted, from_ts=start, to_ts=end), version) for start, end, version in parts
         ]
 
     def _versions(self, wanted: ReadRange) -> list[SchemaVersion]:
-        """The schemas of a range: as its flush recorded them, and by the schema history what is not flushed.
+        """Return the schemas of a range: those that its flush recorded, or the history's if not flushed.
 
-        The cluster collects old schemas, so that a history read after a restart lacks them; of a table that
-        was dropped and recovered it has none from before. Nothing is in a range before a table was made.
+        The cluster collects old schemas, so that a history that is read after a restart does not have them;
+        of a table that was dropped and recovered it has none from before. A range has no changes before its
+        table existed.
         """
         table_id, from_ts, to_ts = wanted.table_id, wanted.from_ts, wanted.to_ts
         manifest = self._store.ownership(table_id).state
@@ -77,13 +78,17 @@ class Reader:
             return recorded or schemas.versions(table_id, from_ts, schemas.resolved_ts())[:1]
 
     def read(self, wanted: ReadRange) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """See RangeReader."""
+        """Return the schema and the rows of a part, in order and in bounded memory."""
         parts = self.parts(wanted)
         if len(parts) != 1:
-            cuts = ", ".join(str(part.wanted.to_ts) for part in parts[:-1])
-            raise Invalid(f"the schema of table {wanted.table_id} changes after {cuts}; read the parts")
+            split_points = ", ".join(str(part.wanted.to_ts) for part in parts[:-1])
+            raise Invalid(
+                f"the schema of table {wanted.table_id} changes after {split_points}; read the parts"
+            )
         state = self._state(wanted.table_id, wanted.from_ts)
-        if wanted.from_ts or state.flushed_ts:  # else it is everything since the first scan of the table
+        if (
+            wanted.from_ts or state.flushed_ts
+        ):  # else the range is everything since the first scan of the table
             state.check_history(wanted.from_ts)
         shown = select_schema(parts[0].schema, wanted.side, wanted.columns or None)
         return shown, self._batches(wanted, parts[0].schema, shown)
@@ -100,7 +105,7 @@ class Reader:
     ) -> Iterator[pa.RecordBatch]:
         at = wanted.from_ts
         while at < wanted.to_ts:
-            # Rows before objects: had a flush moved any of these rows, the objects would say so.
+            # Rows before objects: had a flush moved any of these rows, `flushed_ts` would show it.
             held = self._store.read_unflushed(wanted.table_id, at, wanted.to_ts)
             state = self._state(wanted.table_id, at)
             upto = min(wanted.to_ts, state.flushed_ts)
@@ -117,7 +122,11 @@ class Reader:
             at = upto
 
     def _state(self, table_id: int, from_ts: int) -> PartitionState:
-        """The table as its owner knows it, with its history; an archive goes only after the owner knows."""
+        """Return the table as its owner knows it, with its history.
+
+        An archive is removed only after the owner's state names it no more, so a missing one means a newer
+        state.
+        """
         ownership = self._store.ownership(table_id)
         while True:
             manifest = ownership.state

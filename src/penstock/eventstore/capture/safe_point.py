@@ -1,6 +1,7 @@
-"""Holding back the cluster's garbage collection for the history that a capture may have to pull again.
+"""Holding back the cluster's garbage collection: for a capture, and for as long as something reads there.
 
-Keeping the cluster's history from a timestamp on, for as long as something reads there.
+A capture keeps the history that it may have to pull again. `hold_history` keeps history from a timestamp on
+around a block of code.
 """
 
 import asyncio
@@ -19,19 +20,19 @@ _ATTEMPTS = 5  # each fails only when collection has moved on since the one befo
 
 
 class ServiceSafePoint:
-    """A service's safe point at the placement driver; it stays for `HOLD_TTL_S` after the last `hold`."""
+    """A service's safe point at the placement driver; it lasts for `HOLD_TTL_S` after the last `hold`."""
 
     def __init__(self, pd: PdClient, capture_id: str) -> None:
         self._pd = pd
         self._service = f"penstock-{capture_id}"
-        self._turn = asyncio.Lock()  # a need found earlier must not replace one found later
+        self._turn = asyncio.Lock()  # so that an older need does not replace a newer one
 
     async def hold(self, needed: Callable[[], int | None]) -> tuple[int, int] | None:
-        """Keep history from the needed timestamp on; return it and the one that is held.
+        """Keep history from the needed timestamp on; return that timestamp and the one that is held.
 
-        The latter is higher where history is given to collection already, whether or not that has published
-        it: a safe point below the cluster's is not stored at all, and what is left must be kept. None:
-        nothing is needed. Raises Unavailable.
+        The held one is higher where history is given to collection already, whether or not collection has
+        published that: the placement driver stores no safe point below the cluster's, and the rest must be
+        kept. None: nothing is needed. Raises Unavailable when the placement driver does not answer.
         """
         async with self._turn:
             needed_ts = held = needed()
@@ -49,9 +50,9 @@ class ServiceSafePoint:
         await self._pd.update_service_gc_safe_point(self._service, 0, 0)
 
     async def read_published_ts(self) -> int:
-        """The timestamp below which old versions may be gone, as collection has published it.
+        """Return the timestamp below which old versions may be gone, as collection has published it.
 
-        It publishes late: only `hold` tells what it is about to collect.
+        Collection publishes late: only `hold` shows what is about to be collected.
         """
         return await self._pd.get_gc_safe_point()
 
@@ -67,8 +68,8 @@ def hold_history(
 ) -> Iterator[None]:
     """Hold back garbage collection at `ts`; for blocking code.
 
-    With `kept_after` it stays held for a day after the end, for whoever goes on from `ts`; an error or a
-    crash inside leaves it held so too. Raises Invalid when history from `ts` on is collected already.
+    With `kept_after` it stays held for a day after the end, for a reader that goes on from `ts`; after an
+    error or a crash inside it stays held too. Raises Invalid when history from `ts` on is collected already.
     """
     hold = eventloop.run(_Hold.begin(settings, service, ts, clock))
     try:
@@ -116,7 +117,10 @@ class _Hold:
             try:
                 await self._point.hold(lambda: self._ts)
             except PenstockError as error:
-                _log.warning("history is held for a day from the last success", extra={"reason": str(error)})
+                _log.warning(
+                    "renewing the hold on history failed; it lasts for a day from the last success",
+                    extra={"reason": str(error)},
+                )
 
     async def end(self, *, release: bool) -> None:
         assert self._renewing is not None

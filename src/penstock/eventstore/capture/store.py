@@ -37,10 +37,11 @@ _TICK_S = 0.2
 class EventStore:
     """Takes raw batches of many tables, keeps them durable, and flushes them. Thread-safe.
 
-    After a crash at any moment, `start` finds everything that was acknowledged and says from where each
-    subscription goes on; what is delivered again is recognised. `on_fenced` is told of a table that a newer
-    owner has taken, `on_refused` of one that was given up because its rows cannot be kept, `on_failure` of an
-    error that ends the store; all are called on a thread of the store and must not block.
+    After a crash at any moment, `start` finds everything that was acknowledged, and each table says from
+    where its subscription goes on; repeated deliveries are recognised. `on_fenced` is called with a table
+    that a newer owner has taken, `on_refused` with one that was given up because its rows cannot be kept,
+    `on_failure` with an error that ends the store. All are called on a thread of the store and must not
+    block.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class EventStore:
             on_failure=self._fail,
             clock=clock,
         )
-        self._index: PrimaryKeyIndex | None = None  # from the start on: the log keeps other processes out
+        self._index: PrimaryKeyIndex | None = (
+            None  # opened by `start`, after the log, whose lock keeps other processes out
+        )
         self._memory = MemoryBudget(settings.memory_bytes)
         self._policy = FlushPolicy(
             flush_bytes=settings.flush_bytes,
@@ -96,7 +99,7 @@ class EventStore:
             scratch=scratch,
             sort_bytes=settings.sort_bytes,
             tables=self._all_owned,
-            fenced=self._drop_fenced,
+            on_fenced=self._drop_fenced,
             clock=clock,
         )
         self._tables: dict[int, OwnedTable] = {}
@@ -113,10 +116,15 @@ class EventStore:
         self._scheduler = threading.Thread(target=self._schedule, name="penstock-flushes", daemon=True)
 
     def start(self) -> None:
-        """Replay the log and begin to flush. Raises Corrupt or Invalid as the log does."""
+        """Replay the log and begin to flush.
+
+        Raises Corrupt when the log is damaged, Invalid when its folder cannot be used.
+        """
         self._wal.start(self._replay)
         self._index = PrimaryKeyIndex(self._settings.data / "index", clock=self._clock)
-        shutil.rmtree(self._settings.data / "scratch", ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(
+            self._settings.data / "scratch", ignore_errors=True
+        )  # left by a process that was killed
         self._scheduler.start()
         self._upkeep.start()
 
@@ -130,7 +138,7 @@ class EventStore:
         self._wal.keep(place, frame.table_id, held.max_ts)
 
     def recovered_tables(self) -> set[int]:
-        """The tables of which the log still holds something, not opened since the start."""
+        """Return the tables of which the log still holds something, not opened since the start."""
         with self._lock:
             return (set(self._recovered) | set(self._wal.resolved_by_table())) - set(self._tables)
 
@@ -166,7 +174,7 @@ class EventStore:
         return table
 
     def _join_log(self, table_id: int, state: ManifestState) -> None:
-        """Have the log say of a table nothing but what follows on its objects, and can be read."""
+        """Make the log hold only changes of a table that follow its objects and can be read."""
         flushed_ts = state.flushed_ts
         cover = self._wal.cover(table_id)
         fit = cover.fit_to(flushed_ts)
@@ -175,10 +183,10 @@ class EventStore:
                 "storage is older than the log; changes are pulled again",
                 extra={"table_id": table_id, "from_ts": flushed_ts, "to_ts": cover.cut_ts},
             )
-            self._void(table_id)  # else a later start would take its resolved-ts for complete
+            self._void(table_id)  # else a later start would trust its resolved-ts
         elif not max(flushed_ts, cover.resolved_ts):
-            # Rows of a first scan that did not end. It is repeated, and by now deletes may be collected that
-            # would have ended some of them.
+            # Rows of a first scan that did not end. The scan is repeated. Deletes of some of these rows may
+            # be collected by now, so the rows must not stay.
             self._void(table_id)
         elif self._has_outlived_schemas(table_id, state):
             _log.warning(
@@ -191,7 +199,7 @@ class EventStore:
             self._wal.begin(table_id, flushed_ts)
 
     def _void(self, table_id: int) -> None:
-        """Take back what the log says of a table that is not owned."""
+        """Void everything that the log has of a table that is not owned."""
         with self._lock:
             known = (
                 self._recovered.pop(table_id, None) is not None or table_id in self._wal.resolved_by_table()
@@ -200,9 +208,10 @@ class EventStore:
             self._wal.forget(table_id)
 
     def _has_outlived_schemas(self, table_id: int, state: ManifestState) -> bool:
-        """Whether the log has changes that are older than every schema that is known of their table.
+        """Return whether the log has changes that are older than every known schema of their table.
 
-        The cluster has collected their own. Read with a later one they would lose columns, or gain some.
+        The cluster has collected their own schemas. Read with a later one they would lose columns, or gain
+        some.
         """
         with self._lock:
             recovered = self._recovered.get(table_id, [])
@@ -210,15 +219,17 @@ class EventStore:
             return False
         try:
             oldest = self.schemas.versions(table_id, state.flushed_ts, self.schemas.resolved_ts())[0]
-        except Unavailable:  # a table without a schema is neither read nor flushed
+        except Unavailable:  # no table without a schema is read or flushed
             return False
-        if oldest.since_ts <= max(state.flushed_ts, state.oldest_ts) + 1:  # nobody reads what is older
+        if (
+            oldest.since_ts <= max(state.flushed_ts, state.oldest_ts) + 1
+        ):  # older changes cannot be read anyway
             return False
         batches = (self._wal.load(held.place) for held in recovered)
         return any(select_between(batch, state.flushed_ts, oldest.since_ts - 1).num_rows for batch in batches)
 
     def close_table(self, table_id: int, *, flush: bool = True) -> None:
-        """Give a table up: flush what is resolved, then forget the rest; its next owner pulls it again."""
+        """Give a table up: flush its resolved rows and forget the rest, which its next owner pulls again."""
         with self._lock:
             table = self._tables.get(table_id)
         if table is not None:
@@ -234,23 +245,23 @@ class EventStore:
         self._wal.forget(table_id)
 
     def tables(self) -> dict[int, TableLog]:
-        """The tables that are owned, by id."""
+        """Return the tables that are owned, by id."""
         with self._lock:
             return {table_id: table.rows for table_id, table in self._tables.items()}
 
     def rows(self, table_id: int) -> TableLog:
-        """The rows of an owned table; raise Unavailable when it is not owned here."""
+        """Return the rows of an owned table; raise Unavailable when it is not owned here."""
         return self._find_owned(table_id).rows
 
     def ownership(self, table_id: int) -> Ownership:
-        """The manifest of an owned table; raise Unavailable when it is not owned here."""
+        """Return the manifest of an owned table; raise Unavailable when it is not owned here."""
         return self._find_owned(table_id).ownership
 
     def readable_ts(self, table_id: int) -> int:
-        """How far a table can be read: its own resolved-ts, and no further than its schemas allow.
+        """Return how far a table can be read: up to its resolved-ts, and no further than its schemas allow.
 
-        Where the table ended it can be read on once its manifest says so: until then readers, who look there,
-        would take it for the table that has the name.
+        A table that ended can be read past its end once its manifest says that it ended. Until then readers,
+        who look there, would take it for the table that has the name.
         """
         rows = self._find_owned(table_id).rows
         flushed_ts, complete_ts = rows.flushed_ts, self._complete_ts(rows)
@@ -258,7 +269,10 @@ class EventStore:
         return max(flushed_ts, ends[0] - 1 if ends else complete_ts)
 
     def ended_tables(self) -> list[int]:
-        """The tables that ended, are complete up to then, and whose manifests do not say so: flush them."""
+        """Return the tables that ended and are complete up to then, but whose manifests do not say so.
+
+        A flush records the end.
+        """
         return [
             table_id
             for table_id, rows in self.tables().items()
@@ -266,13 +280,13 @@ class EventStore:
         ]
 
     def _complete_ts(self, rows: TableLog) -> int:
-        """How far a flush would come."""
+        """Return how far a flush would reach."""
         return min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
 
     def read_unflushed(
         self, table_id: int, from_ts: int, to_ts: int
     ) -> Generator[pa.RecordBatch, None, None]:
-        """The raw changes in (from_ts, to_ts] that are held, in order and once; close it after use."""
+        """Yield the raw changes in (from_ts, to_ts] that are held, in order and once; close it after use."""
         return self._flusher.changes(self._find_owned(table_id).rows, from_ts, to_ts)
 
     def flush(self, table_id: int) -> bool:
@@ -284,7 +298,7 @@ class EventStore:
             return self._flusher.flush(table)
 
     def record_fact(self, table_id: int, fact: Mapping[str, Any]) -> None:
-        """Have the manifest of an owned table say something for ever; saying it twice changes nothing.
+        """Add a fact to the manifest of an owned table, for ever; adding it twice changes nothing.
 
         Raises Unavailable when storage does not answer, Fenced when the table has a newer owner.
         """
@@ -302,30 +316,33 @@ class EventStore:
         return self._upkeep.merge(self._find_owned(table_id))
 
     def plan_merges(self, table_id: int, plans_max: int) -> list[MergePlan]:
-        """Merges of a table for others to write; `commit_merge` takes what they wrote, in any order."""
+        """Plan merges of a table for others to write; `commit_merge` commits the results in any order."""
         return self._upkeep.plan_merges(self._find_owned(table_id), plans_max)
 
     def commit_merge(self, table_id: int, plan: MergePlan, output: MergeOutput) -> bool:
-        """Commit a merge that was written elsewhere; False when an input is no longer part of the table.
+        """Commit a merge that was written elsewhere; return False when an input left the table meanwhile.
 
-        What was written for a merge that is not committed is deleted later. After Unavailable it may have
-        happened: ask again. Raises Fenced when the table has a newer owner, Invalid when rows are missing.
+        The objects of a merge that is not committed are deleted later. After Unavailable the commit may have
+        happened: call it again. Raises Fenced when the table has a newer owner, Invalid when rows are
+        missing.
         """
         table = self._find_owned(table_id)
         known = table.ownership.state.objects
-        if all(info.id in known for info in (*plan.data, *plan.deleting)):  # else they may be collected
+        if all(
+            info.id in known for info in (*plan.data, *plan.deleting)
+        ):  # else they may be collected, and cannot be counted
             check_output(plan, output, self._storage)
         return self._upkeep.commit(table, plan, output)
 
     def collect(self, table_id: int) -> int:
         """Collect a table's garbage now; return how many files were deleted.
 
-        Raises Unavailable, Fenced, and Corrupt when what says what is needed is damaged.
+        Raises Unavailable, Fenced, and Corrupt when a file is damaged that says what is needed.
         """
         return self._upkeep.collect(self._find_owned(table_id))
 
     def stop_holding_back(self) -> None:
-        """Take rows however full the disk is, from now on: who delivers them is to stop, and must not wait.
+        """Take rows however full the disk is, from now on, so that subscriptions can end without waiting.
 
         Call it before the subscriptions end, and `close` after.
         """
@@ -334,9 +351,9 @@ class EventStore:
             self._relief.notify_all()
 
     def close(self, *, flush: bool = True) -> None:
-        """Stop; flush every table first unless told otherwise. What is not flushed stays in the log.
+        """Stop; with `flush` flush every table first. Unflushed changes stay in the log.
 
-        Safe to call twice.
+        Closing twice is fine.
         """
         self._stopping = True
         self._wake.set()
@@ -366,7 +383,7 @@ class EventStore:
             return dict(self._tables)
 
     def _name_of(self, table_id: int) -> str:
-        """What a table is called, for people; empty while that is not known."""
+        """Return a table's name, for people; empty while it is not known."""
         ts = self.schemas.resolved_ts()
         try:
             return self.schemas.versions(table_id, ts, ts)[-1].name
@@ -397,13 +414,13 @@ class EventStore:
             raise
 
     def _flush_due(self) -> None:
-        loads = self._backlogs()
+        backlogs = self._backlogs()
         wal_bytes = self._wal.disk_bytes
         with self._relief:
-            self._crowded = self._policy.must_wait(loads, wal_bytes=wal_bytes)
+            self._crowded = self._policy.must_wait(backlogs, wal_bytes=wal_bytes)
             self._relief.notify_all()
         now = self._clock.monotonic()
-        for table_id in self._policy.choose(loads, now=now, wal_bytes=wal_bytes):
+        for table_id in self._policy.choose(backlogs, now=now, wal_bytes=wal_bytes):
             self._submit(table_id, now)
 
     def _backlogs(self) -> list[TableBacklog]:
@@ -442,16 +459,16 @@ class EventStore:
             self._on_refused(table.rows.table_id, error)
 
     def _drop(self, table: OwnedTable) -> bool:
-        """Own a table no more; False when it was given up, or taken again, meanwhile."""
+        """Stop owning a table; return False when it was given up, or opened again, meanwhile."""
         with self._lock:
             if self._tables.get(table.rows.table_id) is not table:
                 return False
-            self._wal.forget(table.rows.table_id)  # its rows are dropped: whoever takes it again pulls them
+            self._wal.forget(table.rows.table_id)  # its rows are dropped: its next owner pulls them again
             del self._tables[table.rows.table_id]
         return True
 
     def _fail(self, error: PenstockError) -> None:
-        """End the store: nothing more is accepted. What was acknowledged is in the log."""
+        """End the store: it accepts nothing more. Acknowledged changes are in the log."""
         if self._failure is not None:
             return
         self._failure = error

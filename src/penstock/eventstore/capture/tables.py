@@ -1,6 +1,6 @@
-"""What a capture tells readers of its tables besides their rows: their names, and their ends.
+"""Which tables a capture owns, and what it records of their names and ends for readers.
 
-Which capture owns which table. A pure decision: every capture that sees the same members agrees.
+`owner_of` and `matches_patterns` are pure: every capture that sees the same members agrees.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class TableNames:
-    """Keeps name marks and ends up to date. Every call blocks on storage and raises Unavailable for it."""
+    """Keeps name marks and ends up to date. Every call blocks on storage, and may raise Unavailable."""
 
     def __init__(self, storage: ObjectStorage, store: EventStore, schemas: SchemaHistory) -> None:
         self._storage = storage
@@ -30,7 +30,7 @@ class TableNames:
         self._marks = NameMarks(storage)
         self._unended: set[int] = set()
         self.forgotten: dict[int, set[tuple[str, str]]] = {}
-        """Tables on storage, with their names, of which the cluster knows nothing; see `end_forgotten`."""
+        """Tables on storage, with their names, that the cluster does not know; `end_forgotten` ends one."""
 
     def start(self) -> None:
         """Find the tables that were dropped while nobody captured them, or whose owner was lost then."""
@@ -46,18 +46,18 @@ class TableNames:
             self._marks.mark(self._schemas.names(table_id), table_id)
 
     def is_marked(self, table_id: int) -> bool:
-        """Whether a table was ever captured, or loaded."""
+        """Return whether a table was ever captured, or loaded."""
         return table_id in self._marks.names()
 
     def is_unended(self, table_id: int) -> bool:
-        """Whether a table was dropped before the start and its manifest does not say so."""
+        """Return whether a table was dropped before the start and its manifest does not say so."""
         return table_id in self._unended
 
     def end(self, table: CapturedTable) -> None:
-        """Have the manifest of a dropped table say so; when there is a newer owner, that one will."""
+        """Record in the manifest of a dropped table that it ended; leave that to a newer owner, if any."""
         if not table.dropped_ts:
             return
-        self.mark([table.physical_id])  # it may have had its last name for a moment only
+        self.mark([table.physical_id])  # it may have got its last name just before
         try:
             self._store.record_fact(table.physical_id, dropped_fact(table.dropped_ts))
         except Fenced as error:
@@ -67,7 +67,8 @@ class TableNames:
     def end_forgotten(self, table_id: int) -> None:
         """End a table that was dropped so long ago that the cluster has collected the drop, too.
 
-        When it was dropped is not known, so its manifest says that it ends where its changes do.
+        Its manifest records as the end the timestamp after its last change, because the time of the drop is
+        unknown.
         """
         if self._lacks_end(table_id):
             try:
@@ -80,7 +81,7 @@ class TableNames:
         del self.forgotten[table_id]
 
     def _lacks_end(self, table_id: int) -> bool:
-        """Whether a table that is gone from the cluster has a manifest that does not say so."""
+        """Return whether a table that is gone from the cluster has a manifest that does not say so."""
         try:
             state = manifest_log.load(self._storage, paths.table_root(table_id))
         except Corrupt as error:
@@ -95,7 +96,7 @@ _BOOKKEEPING = frozenset({"information_schema", "metrics_schema", "mysql", "perf
 
 
 def owner_of(table_id: int, captures: Iterable[str]) -> str | None:
-    """The capture with the highest hash for a table; when one leaves, only its own tables move."""
+    """Return the capture with the highest hash for a table; when one leaves, only its own tables move."""
     return max(captures, key=lambda capture: (_weight(capture, table_id), capture), default=None)
 
 
@@ -104,9 +105,9 @@ def _weight(capture: str, table_id: int) -> bytes:
 
 
 def matches_patterns(database: str, table: str, patterns: Sequence[str]) -> bool:
-    """Whether `database.table` fits one of the patterns; names are compared without case.
+    """Return whether `database.table` fits one of the patterns; names are compared without case.
 
-    The database's own bookkeeping is left out, unless a pattern names it without a wildcard.
+    The database's own bookkeeping does not match, unless a pattern names it without a wildcard.
     """
     database, name = database.lower(), f"{database}.{table}".lower()
     lowered = [pattern.lower() for pattern in patterns]

@@ -78,9 +78,9 @@ class PrimaryKeyIndex:
         try:
             return work(*given)
         except Exception as error:
-            _log.exception("primary-key index failed; it is built anew")
+            _log.exception("primary-key index failed; it is rebuilt")
             self._replace(db)
-            raise Unavailable("the primary-key index failed and is built anew; try again later") from error
+            raise Unavailable("the primary-key index failed and is rebuilt; try again later") from error
 
     def _replace(self, damaged: Rdict) -> None:
         with self._lock:
@@ -114,7 +114,7 @@ def _open(path: Path) -> Rdict:
     try:
         return _open_once(path)
     except Exception as error:  # noqa: BLE001 - rocksdict has no class of its own for any failure
-        _log.warning("primary-key index is damaged; it is built anew", extra={"reason": str(error)})
+        _log.warning("primary-key index is damaged; it is rebuilt", extra={"reason": str(error)})
         shutil.rmtree(path, ignore_errors=True)
     try:
         return _open_once(path)

@@ -1,9 +1,9 @@
-"""Garbage collection of one table: what nobody reads any more leaves the manifest, then storage.
+"""Garbage collection of one table: files that nobody reads any more leave the manifest, then storage.
 
-Removed objects go into an archive once they are older than the time to live: they are history, read only by
-who asks for it. An archive that no watermark needs is collected: from then on its history is gone, and its
-files are deleted. Every step is safe to lose half-way: files that no manifest names are orphans, which the
-sweep finds. Only a table's owner collects it.
+Removed objects go into an archive once they are older than the time to live: they are history, and only a
+reader that asks for history reads the archive. An archive that no history hold needs is collected: its
+history is gone from then on, and its files are deleted. Every step may be lost half-way: files that no
+manifest names are orphans, which the sweep finds. Only a table's owner collects it.
 """
 
 import re
@@ -35,13 +35,13 @@ _OBJECT_ID = re.compile(rb"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectPolicy:
-    """How long things are kept that may go."""
+    """How long files are kept that may be deleted."""
 
     ttl_ms: int
     orphan_ms: int
 
     def objects_to_archive(self, state: ManifestState) -> list[ObjectInfo]:
-        """The objects to archive: removed longer ago than the time to live, oldest first."""
+        """Return the objects that were removed longer ago than the time to live, oldest first."""
         upto_ts = state.flushed_ts - compose_ts(self.ttl_ms)
         found = [info for info in state.objects.values() if 0 < info.delete_ts <= upto_ts]
         return sorted(found, key=lambda info: (info.delete_ts, info.id))[:_ARCHIVED_MAX]
@@ -49,14 +49,14 @@ class CollectPolicy:
     def archives_to_collect(
         self, archives: Iterable[Archive], lowest_ts: int | None, written_ms: Mapping[str, int], now_ms: int
     ) -> list[Archive]:
-        """The archives to collect, oldest first: no watermark needs them, and nobody can be reading them.
+        """Return the archives, oldest first, that no history hold needs and that nobody can be reading.
 
-        Who planned a read just before an object was removed reads it a little later. So an archive stays for
-        the time to live itself, however old its objects are by the table's own time.
+        A reader that planned just before an object was removed reads it a little later. So an archive itself
+        stays for the time to live, however old its objects are by the table's own time.
         """
         found: list[Archive] = []
         for archive in sorted(archives, key=lambda archive: archive.upto_ts):
-            age_ms = max(0, now_ms - written_ms.get(archive.id, now_ms))  # clocks differ
+            age_ms = max(0, now_ms - written_ms.get(archive.id, now_ms))  # clocks of machines differ
             young = age_ms < self.ttl_ms
             if young or (lowest_ts is not None and archive.upto_ts > lowest_ts):
                 break
@@ -64,7 +64,7 @@ class CollectPolicy:
         return found
 
     def old_manifest(self, files: Sequence[StoredObject], now_ms: int) -> "OldManifest | None":
-        """The files of a manifest that nobody needs to read it: all before the second newest checkpoint."""
+        """Return the manifest files that nobody needs: all before the second newest checkpoint."""
         checkpoints = sorted(
             (seq, stored) for stored in files if (seq := paths.checkpoint_seq(stored.path)) is not None
         )
@@ -83,7 +83,7 @@ class CollectPolicy:
 
 @dataclass(frozen=True, slots=True)
 class OldManifest:
-    """Files that `base` and what follows it make superfluous."""
+    """Files that are superfluous beside `base` and the entries after it."""
 
     base: str
     checkpoints: list[str]
@@ -92,30 +92,30 @@ class OldManifest:
 
 @dataclass(slots=True)
 class Collector:
-    """Collects tables. Use for one table from one thread at a time; `proceed` may raise to end the work."""
+    """Collects tables, each from one thread at a time. `proceed` may raise to end the work."""
 
     storage: ObjectStorage
     policy: CollectPolicy
     clock: Clock
     proceed: Callable[[], None] = lambda: None
-    opening: set[str] = field(default_factory=set)  # manifest entries that are known to stay
+    opening: set[str] = field(default_factory=set)  # manifest entries that must stay
 
     def collect(self, table: OwnedTable) -> int:
-        """Archive, collect and trim; return how many files were deleted.
+        """Archive objects, collect archives and trim the manifest; return how many files were deleted.
 
         Raises Unavailable when storage does not answer, Fenced when the table has a newer owner, Corrupt when
-        something that says what is needed is damaged: then nothing more is deleted.
+        a file is damaged that says what is needed: then nothing more is deleted.
         """
         table_id = table.rows.table_id
         self._archive(table)
         deleted = self._collect(table)
         deleted += self._trim(table_id)
-        deleted += self._release_watermarks(table_id)
+        deleted += self._delete_expired_holds(table_id)
         return deleted
 
     def _settle(self, table: OwnedTable) -> ManifestState:
         if table.rows.disowned:
-            raise Unavailable(f"table {table.rows.table_id} is not captured here any more; ask its owner")
+            raise Unavailable(f"table {table.rows.table_id} is no longer captured here; ask its owner")
         return table.ownership.settle()
 
     def _archive(self, table: OwnedTable) -> None:
@@ -140,9 +140,7 @@ class Collector:
         }
         with table.flushing:
             state = self._settle(table)
-            lowest_ts = HistoryHolds(self.storage, self.clock).lowest_ts(
-                table_id
-            )  # not before a flush is over
+            lowest_ts = HistoryHolds(self.storage, self.clock).lowest_ts(table_id)  # read while no flush runs
             chosen = self.policy.archives_to_collect(
                 state.archives, lowest_ts, written_ms, self.clock.wall_ms()
             )
@@ -151,14 +149,14 @@ class Collector:
             lists = [self._read_archive(root, archive) for archive in chosen]
             table.ownership.commit(collect=[archive.id for archive in chosen])
         doomed = [paths.object_path(root, info.side, info.id) for listed in lists for info in listed]
-        doomed += [paths.archive(root, archive.id) for archive in chosen]  # last: they say what else there is
+        doomed += [paths.archive(root, archive.id) for archive in chosen]  # last: they list the other files
         return self._delete("history", doomed)
 
     def _read_archive(self, root: str, archive: Archive) -> list[ObjectInfo]:
         path = paths.archive(root, archive.id)
         data = self.storage.read(path)
         if data is None:
-            raise Corrupt(f"archive {path} is gone; nothing of {root} is collected any more")
+            raise Corrupt(f"archive {path} does not exist, so {root} is not collected; restore the archive")
         return read_archive(data, path=path)
 
     def _trim(self, table_id: int) -> int:
@@ -170,7 +168,9 @@ class Collector:
         doomed = [path for path in old.entries if path not in self.opening and not self._opens(path)]
         doomed += old.checkpoints
         if doomed:
-            read_state(self.storage.read(old.base) or b"", path=old.base)  # it replaces what goes
+            read_state(
+                self.storage.read(old.base) or b"", path=old.base
+            )  # it must be readable, because it replaces what is deleted
         return self._delete("manifest", doomed)
 
     def _opens(self, path: str) -> bool:
@@ -180,11 +180,11 @@ class Collector:
         self.opening.add(path)
         return True
 
-    def _release_watermarks(self, table_id: int) -> int:
-        """Delete watermarks that expired so long ago that their holder will not set them again just now."""
+    def _delete_expired_holds(self, table_id: int) -> int:
+        """Delete holds that expired so long ago that their holder is not about to renew them."""
         before_ms = self.clock.wall_ms() - self.policy.orphan_ms
-        watermarks = HistoryHolds(self.storage, self.clock).list_holds(table_id)
-        return self._delete("watermark", [hold.path for hold in watermarks if hold.is_expired(before_ms)])
+        holds = HistoryHolds(self.storage, self.clock).list_holds(table_id)
+        return self._delete("watermark", [hold.path for hold in holds if hold.is_expired(before_ms)])
 
     def sweep(self, table: OwnedTable) -> int:
         """Delete the old files that nothing names, left by crashes; return how many.
@@ -201,7 +201,8 @@ class Collector:
         listed = [stored for folder in folders for stored in self.storage.list_objects(folder)]
         old = [stored.path for stored in listed if stored.modified_ms <= before_ms]
         named = self._being_loaded(root)
-        # The state is newer than all that: what was committed meanwhile is named by it, if it is still ours.
+        # The state is newer than the listing: it names all files that were committed meanwhile, unless the
+        # table has a newer owner.
         with table.flushing:
             state = self._settle(table)
             table.ownership.confirm()
@@ -214,7 +215,7 @@ class Collector:
         return self._delete("orphan", [path for path in unnamed if paths.object_id(path) not in named])
 
     def _being_loaded(self, root: str) -> set[str]:
-        """The objects of a load in progress: whatever looks like an id in its files."""
+        """Return the objects of a load in progress: everything in its files that has the form of an id."""
         found = (self.storage.read(path) for path in self.storage.names(paths.load_folder(root)))
         return {object_id.decode() for data in found if data for object_id in _OBJECT_ID.findall(data)}
 

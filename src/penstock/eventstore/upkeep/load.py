@@ -1,11 +1,9 @@
-"""A load in progress, on storage: its plan, the ranges that are read, and its one commit.
+"""The load of a table's first snapshot, on storage: its plan, the ranges that are read, and its one commit.
 
-The plan is created once and says everything, so that a driver that crashed is followed by any other. Each
-range has one file, created by the first task that finishes it; what a second attempt wrote is deleted. The
-commit is one manifest entry: before it the table is not there, after it the table is complete up to the
+The plan is created once and has everything, so that any process can go on after a driver that crashed. Each
+range has one file, created by the first task that finishes it; objects of a second attempt are deleted. The
+commit is one manifest entry: before it the table does not exist, after it the table is complete up to the
 plan's timestamp, from which a capture goes on.
-
-What a load is to read: a table's first snapshot, in ranges that any number of tasks read. No I/O.
 """
 
 import base64
@@ -49,19 +47,19 @@ class LoadPlan:
     ranges: tuple[tuple[bytes, bytes], ...]
 
     def as_fact(self) -> dict[str, Any]:
-        """What the manifest says once the load is committed, so that a second driver sees that it is."""
+        """Return the fact that the manifest records, by which a second driver sees the commit."""
         return {"kind": LOADED, "id": self.id, "ts": self.ts}
 
     def is_committed_in(self, state: ManifestState) -> bool:
-        """Whether a manifest has this load."""
+        """Return whether a manifest has this load."""
         return any(fact["kind"] == LOADED and fact["id"] == self.id for fact in state.facts)
 
 
 def check_fresh(name: str, state: ManifestState) -> None:
-    """Raise Invalid when a manifest says anything of the table's rows: a load begins a table."""
+    """Raise Invalid when a manifest has rows of the table: only a new table can be loaded."""
     if state.objects or state.flushed_ts:
         raise Invalid(
-            f"{name} is captured already, up to {state.flushed_ts}, and needs no load; to load it anew,"
+            f"{name} is captured already, up to {state.flushed_ts}, and needs no load; to load it again,"
             " remove its folder from storage while no capture runs"
         )
 
@@ -80,7 +78,7 @@ def write_plan(plan: LoadPlan) -> bytes:
 
 
 def read_plan(data: bytes, *, path: str) -> LoadPlan:
-    """Decode a plan; raise Corrupt naming the file when it is none of this format."""
+    """Decode a plan; raise Corrupt with the path when the file is not a plan of this format."""
     try:
         tree: Mapping[str, Any] = json.loads(data)
         if tree["format"] != FORMAT:
@@ -93,9 +91,7 @@ def read_plan(data: bytes, *, path: str) -> LoadPlan:
             ranges=tuple((_bytes(lower), _bytes(upper)) for lower, upper in tree["ranges"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"load plan {path} lacks a field or has a wrong one; remove it and load again") from (
-            error
-        )
+        raise Corrupt(f"load plan {path} has a missing or wrong field; remove it and load again") from (error)
 
 
 def _text(key: bytes) -> str:
@@ -164,7 +160,7 @@ def write_objects(
     object_bytes: int = OBJECT_BYTES,
     clock: Clock = SYSTEM,
 ) -> Iterator[ObjectInfo]:
-    """Write rows (user columns and handle, ordered by it) as directly written objects committed at `ts`."""
+    """Write rows (user columns and handle, ordered by it) as direct objects committed at `ts`."""
     shown = side_schema(schema.table, "data")
     source = iter(rows)
     batch = next(source, None)
@@ -204,7 +200,7 @@ class SnapshotLoad:
 
     @classmethod
     def find(cls, storage: StorageRef, table_id: int) -> "SnapshotLoad | None":
-        """The load that was begun and not cleared; None when there is none."""
+        """Return the load that was begun and not cleared; None when there is none."""
         plan = find_plan(storage.open(), table_id)
         return None if plan is None else cls(storage, plan)
 
@@ -223,15 +219,15 @@ class SnapshotLoad:
         return paths.table_root(self.plan.table_id)
 
     def state(self) -> ManifestState:
-        """The table's manifest."""
+        """Read the table's manifest."""
         return manifest_log.load(self.storage.open(), self._root)
 
     def is_committed(self) -> bool:
-        """Whether the manifest has the load, so that nothing but `clear` is left to do."""
+        """Return whether the manifest has the load, so that only `clear` is left to do."""
         return self.plan.is_committed_in(self.state())
 
     def tasks(self, cluster: ClusterRef) -> list[RangeTask]:
-        """The ranges that are not loaded yet."""
+        """Return the ranges that are not loaded yet."""
         plan = self.plan
         done = self._list_loaded()
         return [
@@ -247,24 +243,24 @@ class SnapshotLoad:
         return {number for name in names if (number := paths.load_range_number(name)) is not None}
 
     def objects(self) -> list[ObjectInfo]:
-        """The objects of every range; raise Unavailable when one of them is not loaded."""
+        """Return the objects of every range; raise Unavailable when a range is not loaded."""
         storage, found = self.storage.open(), []
         for number in range(len(self.plan.ranges)):
             path = paths.load_range(self._root, self.plan.id, number)
             data = storage.read(path)
             if data is None:
                 raise Unavailable(
-                    f"a range of {self.plan.schema.name} is not at {storage.url}; run the load again, with"
-                    " storage that this process and the executors share"
+                    f"range {number} of {self.plan.schema.name} does not exist at {storage.url}; run the load"
+                    " again, with storage that this process and the executors share"
                 )
             found += read_archive(data, path=path)
         return found
 
     def commit(self, *, writer: str, clock: Clock = SYSTEM) -> ManifestState:
-        """Make the table: its objects, its schema, complete up to the load's timestamp. Once, if repeated.
+        """Make the table: its objects and its schema, complete up to the load's timestamp. Repeating is safe.
 
         Raises Invalid when somebody else began the table meanwhile, Unavailable when storage does not answer:
-        the outcome is then found by repeating the call.
+        then repeat the call to find out whether it was committed.
         """
         plan, storage = self.plan, self.storage.open()
         facts = [plan.schema.as_fact(), plan.as_fact()]
@@ -277,17 +273,17 @@ class SnapshotLoad:
             objects = self.objects()
             log = ManifestLog.open(storage, self._root, writer=writer, clock=clock)
             if log.state.objects or log.state.flushed_ts:
-                continue  # whose they are is judged above
+                continue  # the checks above decide whose they are
             try:
                 return log.commit(add=objects, flushed_ts=plan.ts, facts=facts)
             except Fenced:
-                continue  # by another driver of this load, or by a capture that did not see its plan yet
+                continue  # another driver of this load, or a capture that has not seen its plan yet
         raise Fenced(f"{plan.schema.name} is opened by others again and again; stop them, then load again")
 
     def clear(self) -> None:
-        """Remove what the load keeps on storage; the plan last, so that this can be repeated.
+        """Remove the load's files from storage; the plan last, so that this can be repeated.
 
-        Before the commit this abandons the load: objects that it wrote are orphans.
+        Before the commit this abandons the load: the objects that it wrote become orphans.
         """
         storage = self.storage.open()
         plan_path = paths.load_plan(self._root)
@@ -298,14 +294,14 @@ class SnapshotLoad:
 
 
 def find_plan(storage: ObjectStorage, table_id: int) -> LoadPlan | None:
-    """The plan of the load that was begun and not cleared; None when there is none."""
+    """Return the plan of the load that was begun and not cleared; None when there is none."""
     path = paths.load_plan(paths.table_root(table_id))
     data = storage.read(path)
     return None if data is None else read_plan(data, path=path)
 
 
 def is_load_in_progress(storage: ObjectStorage, table_id: int) -> bool:
-    """Whether a table must be left alone because its first snapshot is being loaded."""
+    """Return whether captures must leave a table alone, because its first snapshot is being loaded."""
     plan = find_plan(storage, table_id)
     return plan is not None and not plan.is_committed_in(
         manifest_log.load(storage, paths.table_root(table_id))

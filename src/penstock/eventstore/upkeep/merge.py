@@ -1,10 +1,9 @@
-"""Merges: the live rows of some objects, written again as fewer, and the step that puts those in their place.
+"""Merges: the live rows of some objects are written again as fewer objects, which then replace them.
 
-A merge is planned at a state of the manifest, whose flushed-ts is the merge's timestamp; it may be written
-by any process that reaches storage, while rows go on being flushed; the owner commits it. Until then nothing
-has changed for anybody, and what was written for a merge that is not committed is never read.
-
-Merge plans, and what was written for them, as JSON. No I/O.
+A merge is planned at a state of the manifest, whose flushed-ts is the merge's timestamp. Any process that
+reaches storage may write it, while rows go on being flushed; the owner commits it. Until then nothing has
+changed for anybody, and objects of a merge that is not committed are never read. Plans and outputs travel
+between processes as JSON.
 """
 
 import json
@@ -33,17 +32,18 @@ from penstock.object_storage import ObjectStorage
 from penstock.tables.schema import TableInfo
 
 SORT_BYTES = 64 * 1024 * 1024
-_PAST_TARGET = 1.25  # a merge is planned for one object; where that comes out a little larger, it stays one
+_PAST_TARGET = 1.25  # a merge is planned for one object, which may come out this much larger
 
 BY_ROW_ID = order_by(MERGED_TOMBSTONES, OBJECT, OFFSET, COMMIT_TS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePlan:
-    """Everything that writing a merge needs but storage. Can be pickled.
+    """Everything but storage that writing a merge needs. Can be pickled.
 
-    `data` and `tombstones` are taken in, `gone` are tombstone objects that delete nothing that stays.
-    `deleting` are all that delete rows of `data`; `kept` are the data objects whose tombstones stay.
+    `data` and `tombstones` are the inputs; `gone` are tombstone objects that delete nothing that stays.
+    `deleting` are all tombstone objects that delete rows of `data`; `kept` are the data objects whose
+    tombstones stay.
     """
 
     table_id: int
@@ -53,7 +53,7 @@ class MergePlan:
     target_bytes: int
     schema: SchemaVersion
     data: tuple[ObjectInfo, ...]
-    tables: tuple[TableInfo, ...]  # of `data`
+    tables: tuple[TableInfo, ...]  # the schemas of `data`
     deleting: tuple[ObjectInfo, ...]
     tombstones: tuple[ObjectInfo, ...]
     kept: frozenset[str]
@@ -69,12 +69,12 @@ class MergeOutput:
 
     @property
     def objects(self) -> tuple[ObjectInfo, ...]:
-        """All of them."""
+        """All objects of the output."""
         return (*self.data, *self.tombstones)
 
 
 def plan_merge(table_id: int, state: ManifestState, policy: MergePolicy, *, now_ms: int) -> MergePlan | None:
-    """The next merge of a table; None when it needs none. Raises Corrupt when a schema is not known."""
+    """Plan the next merge of a table; None when it needs none. Raises Corrupt when a schema is not known."""
     choice = policy.choose(state)
     return None if choice is None else _plan(table_id, state, choice, policy.target_bytes, now_ms)
 
@@ -82,21 +82,21 @@ def plan_merge(table_id: int, state: ManifestState, policy: MergePolicy, *, now_
 def plan_merges(
     table_id: int, state: ManifestState, policy: MergePolicy, *, now_ms: int, plans_max: int
 ) -> list[MergePlan]:
-    """Merges that may be written at the same time and committed in any order: no object is in two of them.
+    """Plan merges that share no object: they may be written at the same time and committed in any order.
 
-    Only the first touches tombstone objects: which of them have nothing to say depends on which merges are
-    committed, and the first is planned as if it were alone.
+    Only the first plan takes tombstone objects. Which of them delete nothing any more depends on which merges
+    are committed, and the first is planned as if it were alone.
     """
-    found: list[MergePlan] = []
+    plans: list[MergePlan] = []
     choice = policy.choose(state)
     left = state
-    while choice is not None and len(found) < plans_max:
-        found.append(_plan(table_id, state, choice, policy.target_bytes, now_ms))
+    while choice is not None and len(plans) < plans_max:
+        plans.append(_plan(table_id, state, choice, policy.target_bytes, now_ms))
         taken = {info.id for info in choice.data}
         left = replace(left, objects={key: info for key, info in left.objects.items() if key not in taken})
         following = policy.choose(left) if taken else None
         choice = MergeChoice(following.data, (), ()) if following is not None and following.data else None
-    return found
+    return plans
 
 
 def _plan(
@@ -108,7 +108,7 @@ def _plan(
     tables = {version.version: version.table for version in schemas}
     if not schemas or not {info.schema_version for info in choice.data}.issubset(tables):
         raise Corrupt(
-            f"the manifest of table {table_id} lacks a schema of its objects; keep it for inspection"
+            f"the manifest of table {table_id} has no schema for some objects; keep it for inspection"
         )
     return MergePlan(
         table_id=table_id,
@@ -127,12 +127,12 @@ def _plan(
 
 
 def deletes_from(tombstones: ObjectInfo, objects: set[str]) -> bool:
-    """Whether a tombstone object may delete rows of some data objects."""
+    """Return whether a tombstone object may delete rows of some data objects."""
     return tombstones.targets is None or any(target in objects for target, _ in tombstones.targets)
 
 
 def _select_targets(tombstones: tuple[ObjectInfo, ...], objects: set[str]) -> frozenset[str]:
-    """Those of some data objects that tombstone objects may delete from."""
+    """Return those of some data objects that tombstone objects may delete from."""
     if any(tombstone.targets is None for tombstone in tombstones):
         return frozenset(objects)
     named = {target for tombstone in tombstones for target, _ in tombstone.targets or ()}
@@ -140,9 +140,9 @@ def _select_targets(tombstones: tuple[ObjectInfo, ...], objects: set[str]) -> fr
 
 
 def check_output(plan: MergePlan, output: MergeOutput, storage: ObjectStorage) -> None:
-    """Raise Invalid unless an output may stand for the rows of its plan: as many as live, where it says so.
+    """Raise Invalid unless an output describes itself rightly and has as many rows as live in its inputs.
 
-    For what others wrote: once a merge is committed, rows that it left out are gone from snapshots.
+    For outputs of other processes: once a merge is committed, rows that it left out are gone from snapshots.
     """
     deleted = Deletions(storage, plan.table_id, plan.deleting, plan.ts)
     live = sum(info.rows - len(deleted.of(info.id)) for info in sorted(plan.data, key=lambda info: info.id))
@@ -154,7 +154,7 @@ def check_output(plan: MergePlan, output: MergeOutput, storage: ObjectStorage) -
     )
     if not described or sum(info.rows for info in output.data) != live:
         raise Invalid(
-            f"what was written for a merge of table {plan.table_id} does not have the rows of its inputs;"
+            f"the output of a merge of table {plan.table_id} does not have the rows of its inputs;"
             " run the same version of Penstock everywhere, and merge again"
         )
 
@@ -168,9 +168,9 @@ def write_merge(
     clock: Clock = SYSTEM,
     proceed: Callable[[], None] = lambda: None,
 ) -> MergeOutput:
-    """Write what a merge puts in the place of its inputs, in bounded memory.
+    """Write the objects that replace the inputs of a merge, in bounded memory.
 
-    `proceed` is called now and then; what it raises ends the work. Raises Unavailable when an input is gone
+    `proceed` is called now and then; an error of it ends the work. Raises Unavailable when an input is gone
     (another merge was first) or storage does not answer, Corrupt when an input is damaged.
     """
     return MergeWriter(plan, storage, scratch, sort_bytes, clock, proceed).write()
@@ -188,11 +188,11 @@ class MergeWriter:
     proceed: Callable[[], None]
 
     def write(self) -> MergeOutput:
-        """All of them; see `write_merge`."""
+        """Write all objects; raise as `write_merge` does."""
         return MergeOutput(self._write_data(), self.write_tombstones(self._read_kept_tombstones()))
 
     def _write_data(self) -> tuple[ObjectInfo, ...]:
-        """The rows that live at the merge's timestamp, by handle."""
+        """Write the rows that live at the merge's timestamp, by handle."""
         plan, table = self.plan, self.plan.schema.table
         schema = side_schema(table, "data")
         scan = ObjectScan(
@@ -215,7 +215,7 @@ class MergeWriter:
             return self._write_objects("data", schema, spool)
 
     def _read_kept_tombstones(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the tombstone inputs that delete something that stays."""
+        """Yield the rows of the tombstone inputs that delete a row that stays."""
         kept = pa.array(sorted(self.plan.kept), pa.string())
         for info in self.plan.tombstones:
             with open_object(self.storage, self.plan.table_id, info) as file:
@@ -225,14 +225,14 @@ class MergeWriter:
                     yield rows.filter(pc.is_in(rows.column(OBJECT), value_set=kept))
 
     def write_tombstones(self, rows: Iterator[pa.RecordBatch]) -> tuple[ObjectInfo, ...]:
-        """Objects of tombstones that come in any order."""
+        """Write objects of tombstones that come in any order."""
         with self.open_spill(BY_ROW_ID) as spool:
             for batch in rows:
                 spool.write(batch)
             return self._write_objects("tombstone", MERGED_TOMBSTONES, spool)
 
     def open_spill(self, order: SortOrder) -> SortedSpill:
-        """Where rows wait to be sorted."""
+        """Open a spill that sorts rows."""
         return SortedSpill(order, memory_bytes=self.sort_bytes, scratch=self.scratch)
 
     def _write_objects(self, side: Side, schema: pa.Schema, spool: SortedSpill) -> tuple[ObjectInfo, ...]:
@@ -270,7 +270,7 @@ _OBJECTS = ("data", "deleting", "tombstones", "gone")
 
 
 def plan_tree(plan: MergePlan) -> dict[str, Any]:
-    """A plan as JSON has it; each of its tables once, by schema version."""
+    """Return a plan as JSON has it; each of its tables once, by schema version."""
     versions = {info.schema_version: table for info, table in zip(plan.data, plan.tables, strict=True)}
     return {
         **{name: getattr(plan, name) for name in _NUMBERS},
@@ -282,7 +282,7 @@ def plan_tree(plan: MergePlan) -> dict[str, Any]:
 
 
 def read_plan(tree: Mapping[str, Any]) -> MergePlan:
-    """A plan out of its JSON; raise KeyError, TypeError or ValueError when it is none."""
+    """Return the plan of some JSON; raise KeyError, TypeError or ValueError when it is not a plan."""
     data = _objects(tree["data"])
     versions = {int(version): TableInfo.from_json(table) for version, table in tree["tables"].items()}
     return MergePlan(
@@ -302,19 +302,21 @@ def read_plan(tree: Mapping[str, Any]) -> MergePlan:
 
 
 def write_output(plan_id: str, output: MergeOutput) -> bytes:
-    """What was written for a plan, as the body of an action."""
+    """Encode the output of a plan as the body of an action."""
     sides = {"data": output.data, "tombstones": output.tombstones}
     tree = {name: [object_tree(info) for info in objects] for name, objects in sides.items()}
     return json.dumps({"plan_id": plan_id, **tree}, separators=(",", ":")).encode()
 
 
 def read_output(body: bytes) -> tuple[str, MergeOutput]:
-    """The plan's id and what was written for it; raise Invalid when the body says none."""
+    """Decode a plan's id and its output; raise Invalid when the body has none."""
     try:
         tree = json.loads(body)
         return str(tree["plan_id"]), MergeOutput(_objects(tree["data"]), _objects(tree["tombstones"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise Invalid("the action needs plan_id, and data and tombstones as lists of objects") from error
+        raise Invalid(
+            "the body of commit_merge needs plan_id, and data and tombstones as lists of objects"
+        ) from error
 
 
 def _objects(trees: Any) -> tuple[ObjectInfo, ...]:

@@ -1,7 +1,8 @@
-"""The commit of a merge, and the tombstones that came while it was written: moved to where its rows went.
+"""The commit of a merge, and the transfer of tombstones that came while it was written.
 
-Those delete rows that lived at the merge's timestamp, so each handle is once in the merged objects. The
-copies are `merged` too: snapshots apply them, and no change is reported twice.
+Those tombstones delete rows that lived at the merge's timestamp, so each handle is once in the merged
+objects. Their copies name the merged objects, and are `merged` too: snapshots apply them, and no change is
+reported twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ def transfer_tombstones(
 ) -> tuple[ObjectInfo, ...]:
     """Write the tombstones after the merge's timestamp that delete rows of its inputs, for its outputs.
 
-    No flush may run meanwhile. What a user committed at that very timestamp is flushed, hence merged.
+    No flush may run meanwhile. Changes that were committed at that very timestamp are flushed, hence merged.
     """
     plan = writing.plan
     inputs = {info.id for info in plan.data}
@@ -54,11 +55,11 @@ def transfer_tombstones(
 
 
 def commit_merge(table: OwnedTable, output: MergeOutput, writing: MergeWriter) -> bool:
-    """Put a merge's objects in the place of its inputs, in one step. The caller holds `table.flushing`.
+    """Replace a merge's inputs by its objects, in one step. The caller holds `table.flushing`.
 
     False: an input is no longer part of the table, or the table is no longer owned; then nothing happened.
-    After Unavailable it may have happened; asking again tells. Raises Fenced when the table has a newer
-    owner.
+    After Unavailable the commit may have happened; call it again to find out. Raises Fenced when the table
+    has a newer owner.
     """
     if table.rows.disowned:
         return False
@@ -67,7 +68,7 @@ def commit_merge(table: OwnedTable, output: MergeOutput, writing: MergeWriter) -
     made = {info.id for info in output.objects}
     if made and made <= state.objects.keys():
         table.index.catch_up(state)
-        return True  # an earlier try, whose answer was lost
+        return True  # an earlier call committed it, and its answer was lost
     if not all(_is_current(state, info) for info in (*plan.data, *plan.tombstones)):
         return False
     moved = transfer_tombstones(writing, output, state)
@@ -89,7 +90,7 @@ def _is_current(state: ManifestState, info: ObjectInfo) -> bool:
 
 
 def _read_deleting(writing: MergeWriter, info: ObjectInfo, inputs: set[str]) -> Iterator[pa.RecordBatch]:
-    """The newer tombstones of an object that delete rows of the inputs."""
+    """Yield the newer tombstones of an object that delete rows of the inputs."""
     wanted = pa.array(sorted(inputs), pa.string())
     with open_object(writing.storage, writing.plan.table_id, info) as file:
         groups = [
@@ -108,7 +109,7 @@ def _read_deleting(writing: MergeWriter, info: ObjectInfo, inputs: set[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A row group of a merged object: which handles it may have, and the offset of its first row."""
+    """A row group of a merged object: the bounds of its handles, and the offset of its first row."""
 
     info: ObjectInfo
     number: int
@@ -118,7 +119,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Places:
-    """Where the rows of merged objects are, by handle. Asked in order, reads each row group once."""
+    """Where the rows of merged objects are, by handle. Asked in order, it reads each row group once."""
 
     storage: ObjectStorage
     table_id: int
@@ -137,9 +138,9 @@ class _Places:
                     start += file.metadata.row_group(number).num_rows
 
     def move(self, tombstones: pa.RecordBatch) -> pa.RecordBatch:
-        """Tombstones, in the order of their handles, with the row ids of the merged objects.
+        """Return tombstones, which are in the order of handles, with the row ids of the merged objects.
 
-        Those whose row is in none are left out: it was dead when the merge began.
+        Tombstones whose row is in no merged object are left out: that row was dead when the merge began.
         """
         handles = tombstones.column(HANDLE)
         first, last = handles[0].as_py(), handles[-1].as_py()

@@ -1,8 +1,8 @@
 """Which objects are merged next. A pure decision: no I/O, no clock.
 
-Small objects are merged with others of about their size, so a row is written again once for each step of
-that scale; an object is rewritten alone when much of it is dead, which the deletes have paid for. So what
-merges write is logarithmic in what flushes write. A merge makes about one object of the target size.
+Small objects are merged with others of about their size, so a row is written again once for each step of that
+scale. An object is rewritten alone when much of it is deleted, and the deletes have paid for that. So merges
+write logarithmically as much as flushes. A merge makes about one object of the target size.
 """
 
 from bisect import bisect_right
@@ -13,16 +13,16 @@ from itertools import accumulate
 
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 
-_QUALIFIED = 0.7  # of the target: an object this large is left alone
-_HEAVILY_DEAD = 0.3  # of an object's rows: from here on it is rewritten
+_QUALIFIED = 0.7  # an object of this share of the target size is left alone
+_HEAVILY_DEAD = 0.3  # an object with this share of deleted rows is rewritten
 _INPUTS_MAX = 16
-_FANOUT = 8  # how many of a size make a merge, and how many times larger the next size is
-_TINY_BYTES = 64 * 1024  # below it sizes do not differ: mostly footer
+_FANOUT = 8  # objects of one size that make a merge, and the factor between sizes
+_TINY_BYTES = 64 * 1024  # below it an object is mostly footer, so all smaller sizes count as one
 
 
 @dataclass(frozen=True, slots=True)
 class MergeChoice:
-    """What a merge takes in: data objects, tombstone objects to rewrite, and those with nothing to say.
+    """The inputs of a merge: data objects, tombstone objects to rewrite, and tombstone objects to remove.
 
     `gone` delete rows of no object that stays; they are removed unread.
     """
@@ -34,12 +34,14 @@ class MergeChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
+    """An object that may be merged, and the share of its rows that do not count any more."""
+
     info: ObjectInfo
     dead_share: float
 
     @property
     def live_bytes(self) -> int:
-        """What it adds to a merged object."""
+        """Bytes that the object adds to a merged one."""
         return int(self.info.size_bytes * (1 - self.dead_share))
 
 
@@ -50,7 +52,7 @@ class MergePolicy:
     target_bytes: int = 128 * 1024 * 1024
 
     def choose(self, state: ManifestState) -> MergeChoice | None:
-        """The next merge of a table; None when it is in good shape."""
+        """Return the next merge of a table; None when nothing is worth a merge."""
         current = [info for info in state.objects.values() if not info.delete_ts]
         data = [info for info in current if info.side == "data"]
         tombstones = [info for info in current if info.side == "tombstone"]
@@ -64,7 +66,7 @@ class MergePolicy:
         return None
 
     def _pick(self, candidates: Sequence[_Candidate]) -> tuple[ObjectInfo, ...]:
-        """Objects of one side to be made into one; empty when none are worth it."""
+        """Return objects of one side to merge into one; empty when none are worth it."""
         heavy = self._fill(candidate for candidate in candidates if candidate.dead_share >= _HEAVILY_DEAD)
         if heavy:
             return tuple(candidate.info for candidate in heavy)
@@ -81,7 +83,7 @@ class MergePolicy:
         return ()
 
     def _fill(self, candidates: Iterable[_Candidate]) -> list[_Candidate]:
-        """As many as one object has room for, smallest first; one at least, if there is one."""
+        """Return as many as one object has room for, smallest first; at least one, if there is one."""
         chosen: list[_Candidate] = []
         room = self.target_bytes
         for candidate in sorted(
@@ -95,7 +97,7 @@ class MergePolicy:
 
 
 def _size_step(live_bytes: int) -> int:
-    """The place of a size on a scale of powers of the fanout."""
+    """Return the place of a size on a scale of powers of the fanout."""
     step, bound = 0, _TINY_BYTES
     while live_bytes >= bound:
         step, bound = step + 1, bound * _FANOUT
@@ -103,10 +105,10 @@ def _size_step(live_bytes: int) -> int:
 
 
 def _dead_data(data: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_Candidate]:
-    """How much of each data object is deleted.
+    """Return how much of each data object is deleted.
 
-    A tombstone object that does not say which objects it deletes from is taken to delete evenly from all
-    that are as old as it or older: newer ones it cannot know.
+    A tombstone object that does not name the objects it deletes from is taken to delete evenly from all
+    objects that are as old as it or older; it cannot delete from newer ones.
     """
     known: Counter[str] = Counter()
     scattered: list[ObjectInfo] = []
@@ -123,7 +125,7 @@ def _dead_data(data: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> 
 
 
 def _even_shares(data: Sequence[ObjectInfo], scattered: Sequence[ObjectInfo]) -> list[float]:
-    """The share of each data object's rows that scattered tombstones delete, were they spread evenly."""
+    """Return the share of each data object's rows that tombstones without targets delete, spread evenly."""
     if not scattered:
         return [0.0] * len(data)
     by_age = sorted(data, key=lambda info: info.seq)
@@ -138,7 +140,7 @@ def _even_shares(data: Sequence[ObjectInfo], scattered: Sequence[ObjectInfo]) ->
 
 
 def _dead_tombstones(kept: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_Candidate]:
-    """How much of each tombstone object deletes nothing of the data objects that are kept."""
+    """Return how much of each tombstone object deletes nothing of the data objects that are kept."""
     ids = {info.id for info in kept}
     oldest_seq = min((info.seq for info in kept), default=None)
     found = []

@@ -1,6 +1,7 @@
 """Upkeep: merges and garbage collection of the tables that are owned here, beside flushes and reads.
 
-Which table is looked after next, and how. A pure decision: no clock, no thread.
+`UpkeepPolicy` decides which table needs which task next; it has no clock and no thread. `Upkeep` runs the
+tasks.
 """
 
 import logging
@@ -37,7 +38,7 @@ class UpkeepTask(StrEnum):
 
 @dataclass(slots=True)
 class TableUpkeep:
-    """When a table was looked after, in seconds of the monotonic clock.
+    """When the upkeep tasks of a table ran, in seconds of the monotonic clock.
 
     `merged_seq` is a state of its manifest in which nothing was left to merge.
     """
@@ -49,21 +50,21 @@ class TableUpkeep:
     retry_at: dict[UpkeepTask, float] = field(default_factory=dict)
     failures: Counter[UpkeepTask] = field(default_factory=Counter)
 
-    def record_failure(self, duty: UpkeepTask, now: float) -> float:
-        """Leave a duty alone for a while, and not the others; return for how long."""
-        self.failures[duty] += 1
-        pause = _BACKOFF.delay_s(self.failures[duty])
-        self.retry_at[duty] = now + pause
+    def record_failure(self, task: UpkeepTask, now: float) -> float:
+        """Postpone a task, and no other; return for how many seconds."""
+        self.failures[task] += 1
+        pause = _BACKOFF.delay_s(self.failures[task])
+        self.retry_at[task] = now + pause
         return pause
 
-    def record_success(self, duty: UpkeepTask) -> None:
-        """The next failure is the first one again."""
-        del self.failures[duty]
+    def record_success(self, task: UpkeepTask) -> None:
+        """Forget earlier failures of a task."""
+        del self.failures[task]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepPolicy:
-    """What has been due the longest comes first, so that every table has its turn."""
+    """The task that has been due the longest comes first, so that every table has its turn."""
 
     merge: bool
     merge_interval_s: float
@@ -71,26 +72,29 @@ class UpkeepPolicy:
     sweep_interval_s: float
 
     def begin(self, now: float) -> TableUpkeep:
-        """Of a table that is new here: what a crash left of it is swept after the first collection."""
+        """Return the upkeep of a table that is new here; it is swept after its first collection."""
         return TableUpkeep(now, now, now - self.sweep_interval_s + self.collect_interval_s)
 
     def choose(
         self, tables: Mapping[int, tuple[TableUpkeep, int]], now: float
     ) -> tuple[int, UpkeepTask] | None:
-        """The next duty, of tables with the number of their last manifest entry; None: nothing is due."""
+        """Return the next table and task; None: nothing is due.
+
+        `tables` have the number of their last manifest entry.
+        """
         due = [
-            (at, table_id, duty)
-            for table_id, (care, seq) in tables.items()
-            for at, duty in self._times(care, seq)
-            if max(at, care.retry_at.get(duty, at)) <= now
+            (at, table_id, task)
+            for table_id, (upkeep, seq) in tables.items()
+            for at, task in self._times(upkeep, seq)
+            if max(at, upkeep.retry_at.get(task, at)) <= now
         ]
         return min(due)[1:] if due else None
 
-    def _times(self, care: TableUpkeep, seq: int) -> Iterator[tuple[float, UpkeepTask]]:
-        if self.merge and seq != care.merged_seq:
-            yield care.merged_at + self.merge_interval_s, UpkeepTask.MERGE
-        yield care.collected_at + self.collect_interval_s, UpkeepTask.COLLECT
-        yield care.swept_at + self.sweep_interval_s, UpkeepTask.SWEEP
+    def _times(self, upkeep: TableUpkeep, seq: int) -> Iterator[tuple[float, UpkeepTask]]:
+        if self.merge and seq != upkeep.merged_seq:
+            yield upkeep.merged_at + self.merge_interval_s, UpkeepTask.MERGE
+        yield upkeep.collected_at + self.collect_interval_s, UpkeepTask.COLLECT
+        yield upkeep.swept_at + self.sweep_interval_s, UpkeepTask.SWEEP
 
 
 _log = logging.getLogger(__name__)
@@ -100,14 +104,14 @@ _OVERTAKEN_MAX = 3  # merges that were written in vain before `merge` gives up
 
 
 class _Stopped(Exception):
-    """Work is to end: the store closes, or the table was given up."""
+    """Work has to end, because the store closes or the table was given up."""
 
 
 class Upkeep:
-    """Does what is due, on threads of its own. Thread-safe.
+    """Runs the tasks that are due, on threads of its own. Thread-safe.
 
-    A failure delays one duty of a table, nothing else: it is logged, counted and tried again later. A table
-    that has a newer owner is told to `fenced`.
+    A failure delays one task of a table, and nothing else: it is logged, counted and tried again later.
+    `on_fenced` is called with a table that has a newer owner.
     """
 
     def __init__(
@@ -118,7 +122,7 @@ class Upkeep:
         scratch: Path,
         sort_bytes: int,
         tables: Callable[[], Mapping[int, OwnedTable]],
-        fenced: Callable[[OwnedTable], None],
+        on_fenced: Callable[[OwnedTable], None],
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -126,7 +130,7 @@ class Upkeep:
         self._scratch = scratch
         self._sort_bytes = sort_bytes
         self._tables = tables
-        self._fenced = fenced
+        self._on_fenced = on_fenced
         self._clock = clock
         self._merging = MergePolicy(settings.merge_target_bytes)
         self._collecting = CollectPolicy(
@@ -149,12 +153,12 @@ class Upkeep:
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End soon, and wait for that; a merge that is being written is thrown away. Safe to call twice."""
+        """Stop the threads and wait for them; a half-written merge is discarded. Stopping twice is fine."""
         self._stopping.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -163,8 +167,8 @@ class Upkeep:
     def merge(self, table: OwnedTable) -> int:
         """Merge until nothing is left to merge; return how many merges were committed.
 
-        Raises Unavailable when storage fails or the table is given up, Fenced when it has a newer owner,
-        Corrupt when an object is damaged.
+        Raises Unavailable when storage does not answer or the table is given up, Fenced when it has a newer
+        owner, Corrupt when an object is damaged.
         """
         done = overtaken = 0
         while overtaken < _OVERTAKEN_MAX:
@@ -176,18 +180,18 @@ class Upkeep:
         return done
 
     def plan_merges(self, table: OwnedTable, plans_max: int) -> list[MergePlan]:
-        """What there is to merge now, for others to write; see `plan_merges`."""
+        """Plan merges for others to write at the same time; no object is in two of them."""
         state, table_id = table.ownership.state, table.rows.table_id
         return plan_merges(table_id, state, self._merging, now_ms=self._clock.wall_ms(), plans_max=plans_max)
 
     def commit(self, table: OwnedTable, plan: MergePlan, output: MergeOutput) -> bool:
-        """Commit a merge that was written anywhere; see `transfers.commit_merge`.
+        """Commit a merge that was written anywhere; return False when an input left the table meanwhile.
 
-        One that took so long that its files may be swept is not committed.
+        A merge that took so long that its files may be swept is not committed. Raises as `commit_merge` does.
         """
-        taken_ms = self._clock.wall_ms() - plan.made_ms
+        age_ms = self._clock.wall_ms() - plan.made_ms
         committed = False
-        if taken_ms < self._collecting.orphan_ms / 2:
+        if age_ms < self._collecting.orphan_ms / 2:
             writing = self._writer(plan, partial(self._still_owned, table))
             with table.flushing:
                 committed = commit_merge(table, output, writing)
@@ -200,7 +204,7 @@ class Upkeep:
         return collector.collect(table) + collector.sweep(table)
 
     def _merge_once(self, table: OwnedTable, proceed: Callable[[], None]) -> bool | None:
-        """Plan, write and commit one merge; None when there is nothing to merge."""
+        """Plan, write and commit one merge; return whether it was committed, None when there is none."""
         started = self._clock.monotonic()
         state, table_id = table.ownership.state, table.rows.table_id
         plan = plan_merge(table_id, state, self._merging, now_ms=self._clock.wall_ms())
@@ -222,7 +226,7 @@ class Upkeep:
 
     def _still_owned(self, table: OwnedTable) -> None:
         if table.rows.disowned:
-            raise Unavailable(f"table {table.rows.table_id} is not captured here any more; ask its owner")
+            raise Unavailable(f"table {table.rows.table_id} is no longer captured here; ask its owner")
 
     def _proceed(self, table: OwnedTable) -> None:
         if self._stopping.is_set() or table.rows.disowned:
@@ -234,15 +238,15 @@ class Upkeep:
             if taken is None:
                 self._stopping.wait(_TICK_S)
                 continue
-            table, care, duty = taken
+            table, upkeep, task = taken
             try:
-                self._try_task(table, care, duty)
+                self._try_task(table, upkeep, task)
             finally:
                 with self._lock:
                     self._busy.discard(table.rows.table_id)
 
     def _take(self) -> tuple[OwnedTable, TableUpkeep, UpkeepTask] | None:
-        """What is due and nobody does; from now on somebody does it."""
+        """Take the longest due task of the tables that no thread works on; None: nothing is due."""
         now = self._clock.monotonic()
         owned = self._tables()
         with self._lock:
@@ -253,64 +257,64 @@ class Upkeep:
                 for table_id, table in owned.items()
             }
             free = {
-                table_id: (care, table.ownership.state.seq)
-                for table_id, (table, care) in self._upkeeps.items()
+                table_id: (upkeep, table.ownership.state.seq)
+                for table_id, (table, upkeep) in self._upkeeps.items()
                 if table_id not in self._busy
             }
             chosen = self._policy.choose(free, now)
             if chosen is None:
                 return None
-            table_id, duty = chosen
+            table_id, task = chosen
             self._busy.add(table_id)
-            return *self._upkeeps[table_id], duty
+            return *self._upkeeps[table_id], task
 
-    def _try_task(self, table: OwnedTable, care: TableUpkeep, duty: UpkeepTask) -> None:
+    def _try_task(self, table: OwnedTable, upkeep: TableUpkeep, task: UpkeepTask) -> None:
         table_id = table.rows.table_id
         try:
-            self._run_task(table, care, duty)
+            self._run_task(table, upkeep, task)
         except _Stopped:
             return
         except Fenced as error:
-            metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, "fenced").inc()
+            metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(task, "fenced").inc()
             _log.warning("table lost", extra={"table_id": table_id, "reason": str(error)})
             with table.flushing:  # nothing goes on with the table once it can be taken again
                 table.rows.disown()
-            self._fenced(table)
+            self._on_fenced(table)
             return
         except PenstockError as error:
             if table.rows.disowned:  # given up meanwhile
                 return
             reason = "unavailable" if isinstance(error, Unavailable) else "failed"
-            self._postpone(table_id, care, duty, reason, error)
+            self._postpone(table_id, upkeep, task, reason, error)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other tables are looked after
-            _log.exception("upkeep failed unexpectedly", extra={"table_id": table_id, "duty": duty})
-            self._postpone(table_id, care, duty, "failed", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the upkeep of other tables goes on
+            _log.exception("upkeep failed unexpectedly", extra={"table_id": table_id, "duty": task})
+            self._postpone(table_id, upkeep, task, "failed", error)
             return
-        care.record_success(duty)
+        upkeep.record_success(task)
 
     def _postpone(
-        self, table_id: int, care: TableUpkeep, duty: UpkeepTask, reason: str, error: Exception
+        self, table_id: int, upkeep: TableUpkeep, task: UpkeepTask, reason: str, error: Exception
     ) -> None:
-        metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(duty, reason).inc()
-        pause_s = care.record_failure(duty, self._clock.monotonic())
+        metrics.EVENTSTORE_UPKEEP_FAILURES_TOTAL.labels(task, reason).inc()
+        pause_s = upkeep.record_failure(task, self._clock.monotonic())
         _log.warning(
             "upkeep failed; it will be tried again",
-            extra={"table_id": table_id, "duty": duty, "reason": str(error), "pause_s": pause_s},
+            extra={"table_id": table_id, "duty": task, "reason": str(error), "pause_s": pause_s},
         )
 
-    def _run_task(self, table: OwnedTable, care: TableUpkeep, duty: UpkeepTask) -> None:
+    def _run_task(self, table: OwnedTable, upkeep: TableUpkeep, task: UpkeepTask) -> None:
         proceed = partial(self._proceed, table)
         now = self._clock.monotonic()
-        if duty is UpkeepTask.MERGE:
+        if task is UpkeepTask.MERGE:
             seq = table.ownership.state.seq
             if self._merge_once(table, proceed) is None:
-                care.merged_seq, care.merged_at = seq, now
-            else:  # there may be more: it is due, after all that are due already
-                care.merged_at = now - self._settings.merge_interval_s
-        elif duty is UpkeepTask.COLLECT:
+                upkeep.merged_seq, upkeep.merged_at = seq, now
+            else:  # there may be more to merge: due at once, but behind all that are due already
+                upkeep.merged_at = now - self._settings.merge_interval_s
+        elif task is UpkeepTask.COLLECT:
             self._collector(proceed).collect(table)
-            care.collected_at = now
+            upkeep.collected_at = now
         else:
             self._collector(proceed).sweep(table)
-            care.swept_at = now
+            upkeep.swept_at = now

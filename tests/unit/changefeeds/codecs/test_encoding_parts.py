@@ -17,7 +17,7 @@ from penstock.changefeeds.engines.encode import EncodedChunk
 from penstock.follow.slices import Position, TableSpan
 from penstock.tables import keys
 from support.itemtables import item, item_table
-from support.slices import encoded, slice_of
+from support.slices import encode_slice, slice_of
 from support.tableworld import TableWorld
 
 OPTIONS = EncoderOptions(enable_tidb_extension=True, terminator="\n")
@@ -59,14 +59,14 @@ def test_changes_are_in_order_of_commits_and_handles(worlds: Any) -> None:
         world.commit(item("integer", number, "a"))
     world.commit(*(item("integer", number, "b") for number in (9, 1, 5)), delete=[(3,)])
     world.resolve()
-    chunks = encoded(slice_of(world, start, world.ts), OPTIONS)
+    chunks = encode_slice(slice_of(world, start, world.ts), OPTIONS)
     wanted = [("I", 5), ("I", 3), ("I", 9), ("I", 1), ("D", 3), ("U", 5), ("U", 9)]
     assert steps(chunks) == wanted
     assert [(chunk.start, chunk.end, chunk.rows) for chunk in chunks] == [
         (Position(start), Position(world.ts), 7)
     ]
     world.flush()
-    assert encoded(slice_of(world, start, world.ts), OPTIONS) == chunks
+    assert encode_slice(slice_of(world, start, world.ts), OPTIONS) == chunks
 
 
 def test_chunks_end_where_the_next_one_starts(worlds: Any) -> None:
@@ -77,7 +77,7 @@ def test_chunks_end_where_the_next_one_starts(worlds: Any) -> None:
     world.tick()
     world.resolve()
     piece = slice_of(world, start, world.ts)
-    chunks = encoded(piece, SMALL)
+    chunks = encode_slice(piece, SMALL)
     assert [(chunk.start, chunk.end) for chunk in chunks] == [
         (Position(start), Position(first)),
         (Position(first), Position(large, handle(2) + b"\0")),
@@ -85,7 +85,7 @@ def test_chunks_end_where_the_next_one_starts(worlds: Any) -> None:
         (Position(large, handle(3) + b"\0"), Position(world.ts)),
     ]
     for number, chunk in enumerate(chunks[:-1], 1):
-        assert encoded(piece, SMALL, start=chunk.end) == chunks[number:]
+        assert encode_slice(piece, SMALL, start=chunk.end) == chunks[number:]
 
 
 def test_a_transaction_that_fits_stays_in_one_chunk(worlds: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_transaction_that_fits_stays_in_one_chunk(worlds: Any) -> None:
     world.commit(*(item("integer", number, "b") for number in (1, 2, 3)))
     world.commit(item("integer", 4, "b"))
     world.resolve()
-    chunks = encoded(slice_of(world, start, world.ts), replace(OPTIONS, chunk_bytes=1))
+    chunks = encode_slice(slice_of(world, start, world.ts), replace(OPTIONS, chunk_bytes=1))
     assert [chunk.rows for chunk in chunks] == [3, 1]
 
 
@@ -106,7 +106,7 @@ def test_a_key_that_moves_between_rows_is_free_when_it_is_taken(worlds: Any) -> 
     world.commit(item(kind, 6, "b", rowid=3), delete=[(6,)])  # row 3 takes the key of row 2,
     world.commit(item(kind, 7, "c", rowid=1), item(kind, 6, "c", rowid=3))
     world.resolve()
-    chunks = encoded(slice_of(world, start, world.ts), SMALL)
+    chunks = encode_slice(slice_of(world, start, world.ts), SMALL)
     assert steps(chunks) == [
         *(("I", 5), ("I", 6)),
         *(("D", 6), ("I", 6)),
@@ -125,10 +125,10 @@ def test_a_key_that_changes_under_its_handle_is_never_cut_in_two(worlds: Any, pr
     world.resolve()
     options = replace(SMALL, protocol=protocol)
     piece = slice_of(world, start, world.ts)
-    chunks = encoded(piece, options)
+    chunks = encode_slice(piece, options)
     assert [chunk.rows for chunk in chunks] == [2] * 5
     for number, chunk in enumerate(chunks[:-1], 1):
-        assert encoded(piece, options, start=chunk.end) == chunks[number:]
+        assert encode_slice(piece, options, start=chunk.end) == chunks[number:]
 
 
 def test_rows_that_do_not_satisfy_the_filter_do_not_exist(worlds: Any) -> None:
@@ -139,10 +139,10 @@ def test_rows_that_do_not_satisfy_the_filter_do_not_exist(worlds: Any) -> None:
     world.commit(delete=[(1,), (2,)])
     world.resolve()
     options = replace(OPTIONS, where="name like 'in%'", columns=("id",))
-    chunks = encoded(slice_of(world, start, world.ts), options)
+    chunks = encode_slice(slice_of(world, start, world.ts), options)
     assert steps(chunks) == [("I", 1), ("I", 3), ("D", 1), ("I", 2), ("U", 3), ("D", 2)]
     assert list(lines(chunks)[0]["data"][0]) == ["id"]
-    assert encoded(slice_of(world, start, world.ts), replace(OPTIONS, where="id > 100")) == []
+    assert encode_slice(slice_of(world, start, world.ts), replace(OPTIONS, where="id > 100")) == []
 
 
 def test_a_snapshot_is_inserts_in_order_of_handles(worlds: Any) -> None:
@@ -154,15 +154,15 @@ def test_a_snapshot_is_inserts_in_order_of_handles(worlds: Any) -> None:
     world.commit(item("integer", 6, "c"), delete=[(9,)])
     ts = world.resolve()
     piece = slice_of(world, 0, ts)
-    assert steps(encoded(piece, OPTIONS)) == [("I", 1), ("I", 5), ("I", 6), ("I", 7)]
-    assert {line["_tidb"]["commitTs"] for line in lines(encoded(piece, OPTIONS))} == {ts}
-    chunks = encoded(piece, SMALL)
+    assert steps(encode_slice(piece, OPTIONS)) == [("I", 1), ("I", 5), ("I", 6), ("I", 7)]
+    assert {line["_tidb"]["commitTs"] for line in lines(encode_slice(piece, OPTIONS))} == {ts}
+    chunks = encode_slice(piece, SMALL)
     assert [chunk.end for chunk in chunks] == [
         *(Position(ts, handle(number) + b"\0") for number in (1, 5, 6)),
         Position(ts),
     ]
     assert chunks[0].start == Position(ts, b"")
-    assert encoded(piece, SMALL, start=chunks[1].end) == chunks[2:]
+    assert encode_slice(piece, SMALL, start=chunks[1].end) == chunks[2:]
 
 
 def test_a_slice_that_ends_inside_a_snapshot_ends_its_last_chunk_there(worlds: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_slice_that_ends_inside_a_snapshot_ends_its_last_chunk_there(worlds: A
     part = whole.parts[0].within(handle(2), handle(4))
     assert part is not None
     start, end = Position(ts, handle(2)), Position(ts, handle(4))
-    chunks = encoded(replace(whole, parts=(part,), start=start, end=end), OPTIONS)
+    chunks = encode_slice(replace(whole, parts=(part,), start=start, end=end), OPTIONS)
     assert [(chunk.start, chunk.end) for chunk in chunks] == [(start, end)]
     assert steps(chunks) == [("I", 2), ("I", 3)]
 
@@ -187,13 +187,13 @@ def test_parts_of_one_commit_end_at_their_handles(worlds: Any) -> None:
     cuts = [b"", handle(2), handle(4), b""]
     parts = [whole.parts[0].within(low, high) for low, high in pairwise(cuts)]
     piece = replace(whole, parts=tuple(each for each in parts if each is not None))
-    chunks = encoded(piece, OPTIONS)
+    chunks = encode_slice(piece, OPTIONS)
     assert [(chunk.start, chunk.end) for chunk in chunks] == [
         (Position(start), Position(ts, handle(2))),
         (Position(ts, handle(2)), Position(ts, handle(4))),
         (Position(ts, handle(4)), Position(ts)),
     ]
-    assert b"".join(chunk.payload for chunk in chunks) == encoded(whole, OPTIONS)[0].payload
+    assert b"".join(chunk.payload for chunk in chunks) == encode_slice(whole, OPTIONS)[0].payload
 
 
 def test_a_dispatcher_of_a_key_range_completes_commits_at_its_own_end(worlds: Any) -> None:
@@ -207,7 +207,7 @@ def test_a_dispatcher_of_a_key_range_completes_commits_at_its_own_end(worlds: An
     part = whole.parts[0].within(low, high)
     assert part is not None
     spec = TableSpan.of("feed", 1, low, high)
-    chunks = encoded(replace(whole, dispatcher=spec, parts=(part,)), replace(OPTIONS, chunk_bytes=1))
+    chunks = encode_slice(replace(whole, dispatcher=spec, parts=(part,)), replace(OPTIONS, chunk_bytes=1))
     assert [(chunk.start, chunk.end) for chunk in chunks] == [
         (Position(start), Position(first)),
         (Position(first), Position(world.ts)),
@@ -227,14 +227,14 @@ def test_a_commit_too_large_to_hold_is_read_by_ranges(
     world.resolve()
     piece = slice_of(world, start, world.ts, batch_rows=4)
     snapshot = slice_of(world, 0, world.ts, batch_rows=4)
-    wanted = [encoded(each, SMALL) for each in (piece, snapshot)]
-    monkeypatch.setattr(encode, "_SAMPLED", 1)
+    wanted = [encode_slice(each, SMALL) for each in (piece, snapshot)]
+    monkeypatch.setattr(encode, "_SAMPLE_EVERY", 1)
     pieces = count()
-    real = encode.PartRows._divided
-    monkeypatch.setattr(encode.PartRows, "_divided", lambda *args: (next(pieces), real(*args))[1])
+    real = encode.PartRows._divide
+    monkeypatch.setattr(encode.PartRows, "_divide", lambda *args: (next(pieces), real(*args))[1])
     for nbytes in (0, 400, 2000):
         monkeypatch.setattr(encode.PartRows.__init__, "__defaults__", (nbytes,))
-        assert [encoded(each, SMALL) for each in (piece, snapshot)] == wanted
+        assert [encode_slice(each, SMALL) for each in (piece, snapshot)] == wanted
     assert next(pieces), "nothing was divided"
 
 
@@ -245,12 +245,12 @@ def test_compressed_chunks_are_one_file(worlds: Any) -> None:
         world.commit(item("integer", number, "a" * 50))
     world.resolve()
     piece = slice_of(world, start, world.ts)
-    plain = b"".join(chunk.payload for chunk in encoded(piece, SMALL))
-    zipped = encoded(piece, replace(SMALL, compression="gzip"))
+    plain = b"".join(chunk.payload for chunk in encode_slice(piece, SMALL))
+    zipped = encode_slice(piece, replace(SMALL, compression="gzip"))
     assert len(zipped) == 5
     assert gzip.decompress(b"".join(chunk.payload for chunk in zipped)) == plain
-    assert zipped == encoded(piece, replace(SMALL, compression="gzip"))
-    packed = encoded(piece, replace(SMALL, compression="zstd"))
+    assert zipped == encode_slice(piece, replace(SMALL, compression="gzip"))
+    packed = encode_slice(piece, replace(SMALL, compression="zstd"))
     stream = pa.CompressedInputStream(pa.BufferReader(b"".join(chunk.payload for chunk in packed)), "zstd")
     assert stream.read() == plain
 
@@ -265,5 +265,5 @@ def test_a_delete_of_a_row_that_was_never_captured_has_its_key(worlds: Any) -> N
     world._pending[1].append((*change[:4], None))  # and the old row is not known
     world.deliver()
     world.resolve()
-    (line,) = lines(encoded(slice_of(world, start, world.ts), replace(OPTIONS, where="name = 'a'")))
+    (line,) = lines(encode_slice(slice_of(world, start, world.ts), replace(OPTIONS, where="name = 'a'")))
     assert (line["type"], line["data"]) == ("DELETE", [{"id": "7"}])
