@@ -33,17 +33,17 @@ INTERVAL_S = 10.0
 
 
 def ts_of(second: float) -> int:
-    """The timestamp of a second."""
+    """Return the timestamp of a second."""
     return compose_ts(round(second * 1000))
 
 
 def seconds(ts: int | None) -> str:
-    """A timestamp as a second; `now` for none."""
+    """Return a timestamp as a second; `now` for none."""
     return "now" if ts is None else f"{physical_ms(ts) / 1000:g}"
 
 
 def spec_of(words: Sequence[str]) -> JobSpec:
-    """A spec of words: own, greedy, 30s, 30s+share, ask, ask+share, paused, going; none: default."""
+    """Return a spec of words: own, greedy, 30s, 30s+share, ask, ask+share, paused, going; none: default."""
     trigger: dict[str, object] = {}
     for word in words:
         if word in {"greedy", "default"}:
@@ -85,11 +85,11 @@ class BoardStage:
     # What people and tables do.
 
     def commit(self, table_id: int = 1) -> None:
-        """A change of a table, now."""
+        """Commit a change of a table now."""
         self.commits[table_id].append(ts_of(self.now))
 
     def register(self, name: str, spec: JobSpec | None = None, *, watermark: int = 0) -> None:
-        """A new job; one of the same name is dropped before."""
+        """Register a job; drop one of the same name first."""
         old = self.rows.get(name)
         if old is not None:
             self.drop(name)
@@ -138,7 +138,7 @@ class BoardStage:
         self.board.apply(news.values())
 
     def look(self, table_id: int) -> ReadableRange:
-        """How far a table has come: it can be read up to now."""
+        """Return the progress of a table: it can be read up to now."""
         changed_ts = max(self.commits[table_id], default=0)
         return ReadableRange(ts_of(self.now), changed_ts, self.oldest.get(table_id, 0))
 
@@ -192,7 +192,7 @@ class BoardStage:
     def _begin(self, planned: PlannedIteration) -> str:
         candidate = planned.candidate
         self._iterations += 1
-        jobs = tuple(each.job for each in candidate.jobs)
+        jobs = tuple(job.job for job in candidate.jobs)
         iteration = Iteration(
             id=f"i{self._iterations}",
             table_id=jobs[0].key.table_id,
@@ -201,19 +201,19 @@ class BoardStage:
             jobs=jobs,
         )
         names = []
-        for each in candidate.jobs:
-            name = _name(each.job)
+        for job in candidate.jobs:
+            name = _name(job.job)
             names.append(name)
             assert self.running.get(name) is None, f"{name} would be in two iterations"
-            assert each.watermark == candidate.from_ts < planned.to_ts <= ts_of(self.now)
+            assert job.watermark == candidate.from_ts < planned.to_ts <= ts_of(self.now)
             missed = [
-                at for at in self.commits[iteration.table_id] if each.job.watermark < at <= candidate.from_ts
+                at for at in self.commits[iteration.table_id] if job.job.watermark < at <= candidate.from_ts
             ]
             assert not missed, f"{name} would skip changes"
             self.running[name] = iteration
             begin = start_iteration(iteration.from_ts, iteration.to_ts, runner=self._epoch, at=1)
-            fresh = self.rows[name].key == each.job.key
-            done = fresh and self._change(name, begin, lsn=each.job.status.lsn)
+            fresh = self.rows[name].key == job.job.key
+            done = fresh and self._change(name, begin, lsn=job.job.status.lsn)
             self._begun[name] = self.rows[name] if done else None
         self.board.begin(planned, iteration)
         span = f"{seconds(iteration.from_ts)}..{seconds(iteration.to_ts)}"
@@ -232,7 +232,7 @@ class BoardStage:
             self.targets[name] = to_ts
 
     def fail(self, name: str, code: ErrorCode = ErrorCode.TEMPORARY) -> None:
-        """A job's iteration fails."""
+        """Let a job's iteration fail."""
         self._finish(name, fail_iteration(code, "it failed", at=1))
 
     def cancel(self, name: str) -> None:
@@ -257,7 +257,7 @@ class BoardStage:
     # The log.
 
     def _change(self, name: str, transition: Transition, lsn: int | None = None) -> bool:
-        """Change a row as the log does; whether it was changed."""
+        """Change a row as the log does; return whether it was changed."""
         row = self.rows[name]
         if not row.live or lsn not in {None, row.status.lsn}:
             return False

@@ -47,7 +47,7 @@ class IndexWorld:
         self.job_id = 1
 
     def consumer(self, **options: str) -> IndexConsumer:
-        """A consumer as an iteration makes one."""
+        """Return a consumer as an iteration makes one."""
         context = job_context(
             self.folder, self.name, self.options | options, spark=self.spark, job_id=self.job_id
         )
@@ -56,7 +56,7 @@ class IndexWorld:
         return consumer
 
     def changes(self, *, resync: bool = False, large: bool = False) -> ListRetriever:
-        """What the next iteration gets."""
+        """Return what the next iteration gets."""
         from_ts = 0 if resync else self.consumer().committed_ts()
         return self.source.retriever(from_ts, self.source.ts, large=large, spark=self.spark)
 
@@ -65,7 +65,7 @@ class IndexWorld:
         self.consumer(**options).consume(self.changes(resync=resync, large=large))
 
     def standing(self) -> IndexVersion:
-        """The index as it is."""
+        """Return the index as it is."""
         found = self.consumer().table.latest()
         assert found is not None
         return found
@@ -94,7 +94,7 @@ class IndexWorld:
         return search(self.job(), words, clock=self.clock, **rest)
 
     def verifier(self) -> Verifier:
-        """Who compares the index with the source."""
+        """Return the comparison of the index with the source."""
         return Verifier(
             self.job(),
             self.consumer(),
@@ -112,14 +112,14 @@ class _ModelSource:
         self._model = model
 
     def scan(self, _table_id: int, from_ts: int, to_ts: int, _limit: ReadLimit) -> TableScan:
-        """See ScanSource."""
+        """Return a scan of a range of a table."""
         schema = self._model.retriever(0, to_ts).schema
         return TableScan(
             view=cast("Any", None), from_ts=from_ts, to_ts=to_ts, schema=schema, rows=0, nbytes=0
         )
 
     def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
-        """See ScanSource."""
+        """Open a scan."""
 
         def batches() -> Iterator[ChangeBatch]:
             for inserts, deletes in self._model.retriever(0, scan.to_ts).batches:

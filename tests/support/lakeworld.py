@@ -65,7 +65,7 @@ class LakeWorld:
         return {"table": _ICEBERG_TABLE, **{f"catalog.{name}": value for name, value in catalog.items()}}
 
     def consumer(self, *, job: str = "job", job_id: int = 1, **options: str) -> LakeConsumer:
-        """A consumer as an iteration gets it; `close` closes it."""
+        """Return a consumer as an iteration gets it; `close` closes it."""
         context = job_context(
             self.folder,
             self.format,
@@ -80,13 +80,13 @@ class LakeWorld:
         return made
 
     def mortal(self, steps: int) -> LakeConsumer:
-        """A consumer that is killed at some step."""
+        """Return a consumer that is killed at some step."""
         made = self.consumer()
         made.table = Mortal(made.table, steps)
         return made
 
     def table(self) -> pa.Table:
-        """The target as others read it."""
+        """Return the target as others read it."""
         if self.format == "delta":
             return DeltaTable(self.options["uri"], storage_options=dict(self.more)).to_pyarrow_table()
         if self.format == "iceberg":
@@ -103,29 +103,29 @@ class LakeWorld:
         return pa.concat_tables(parts, promote_options="default") if parts else pa.table({})
 
     def rows(self, keys: Sequence[str]) -> Snapshot:
-        """The target's rows by key; fails when a key is there twice."""
+        """Return the target's rows by key; fails when a key is there twice."""
         return rows_by_key(self.table(), keys)
 
     def committed_ts(self) -> int:
-        """The watermark, asked by a consumer of its own."""
+        """Return the watermark, asked by a consumer of its own."""
         return self.consumer().committed_ts()
 
     def close(self) -> None:
         """Close every consumer that was made."""
-        for each in self.opened:
-            each.close()
+        for reader in self.opened:
+            reader.close()
         self.opened.clear()
 
 
 def as_copied(rows: Snapshot) -> Snapshot:
-    """Rows of a source as a copy has them: times are microseconds."""
+    """Return rows of a source as a copy has them: times are microseconds."""
     return {
-        tuple(map(_copied, key)): {name: _copied(cell) for name, cell in row.items()}
+        tuple(map(_as_copied, key)): {name: _as_copied(cell) for name, cell in row.items()}
         for key, row in rows.items()
     }
 
 
-def _copied(cell: Any) -> Any:
+def _as_copied(cell: Any) -> Any:
     return cell // timedelta(microseconds=1) if isinstance(cell, timedelta) else cell
 
 
@@ -145,30 +145,30 @@ class Mortal:
         if self._left < 0:
             raise Killed
 
-    def look(self) -> Version | None:
-        """See LakeTable."""
-        return self._table.look()
+    def latest(self) -> Version | None:
+        """Return the latest version."""
+        return self._table.latest()
 
     def files(self, version: Version) -> list[DataFile]:
-        """See LakeTable."""
+        """Return the files of a version."""
         return self._table.files(version)
 
     def read(self, version: Version, file: DataFile) -> Iterator[pa.RecordBatch]:
-        """See LakeTable."""
+        """Read the rows of a file."""
         return self._table.read(version, file)
 
     def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> "_MortalStaging":
-        """See LakeTable."""
+        """Stage a commit, unless killed."""
         self.step()
         return _MortalStaging(self._table.stage(base, schema, whole=whole), self.step)
 
     def maintain(self) -> None:
-        """See LakeTable."""
+        """Maintain the table, unless killed."""
         self.step()
         self._table.maintain()
 
     def close(self) -> None:
-        """See LakeTable."""
+        """Close the table."""
         self._table.close()
 
 

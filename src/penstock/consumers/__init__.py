@@ -1,1 +1,1 @@
-"""What jobs can feed: each module a consumer that a user could have written."""
+"""The targets that jobs can keep up to date: each module is a consumer that a user could have written."""

@@ -1,4 +1,4 @@
-"""What a consumer is told in its job's spec: texts by name, checked once and turned into a frozen value.
+"""The options of a consumer in its job's spec: texts by name, checked once and turned into a frozen value.
 
     class PostgresOptions(ConsumerOptions):
         dsn: SecretStr
@@ -8,9 +8,9 @@
 
     options = PostgresOptions.parse(job.info)
 
-A field that is a dict takes all options that begin with its name and a dot: `storage.region`. A name that
-pydantic has itself is given as an alias: `schema_name: str = Field("public", alias="schema")`. Options that
-name places are listed in `places`: a relative one is made absolute where the job is registered.
+A field that is a dict takes all options that begin with its name and a dot, such as `storage.region`. A name
+that pydantic itself uses is given as an alias: `schema_name: str = Field("public", alias="schema")`. Options
+that name places are listed in `places`: a relative one is made absolute where the job is registered.
 """
 
 import difflib
@@ -30,11 +30,11 @@ _SIZE = re.compile(r"([1-9]\d*)\s*(KiB|MiB|GiB|)", re.IGNORECASE)
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
-def _names(given: Any) -> Any:
+def _parse_names(given: Any) -> Any:
     return tuple(filter(None, map(str.strip, given.split(",")))) if isinstance(given, str) else given
 
 
-def _seconds(given: Any) -> Any:
+def _parse_seconds(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:
@@ -43,7 +43,7 @@ def _seconds(given: Any) -> Any:
         raise ValueError("write a duration such as 500ms, 10s, 5m or 1h30m") from None
 
 
-def _bytes(given: Any) -> Any:
+def _parse_bytes(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     size = _SIZE.fullmatch(given.strip())
@@ -52,20 +52,21 @@ def _bytes(given: Any) -> Any:
     return int(size[1]) * _UNITS[size[2].lower()]
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-"""Names with commas between them."""
-Seconds = Annotated[float, BeforeValidator(_seconds)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_parse_names)]
+"""Names separated by commas."""
+Seconds = Annotated[float, BeforeValidator(_parse_seconds)]
 """A duration such as 10s."""
-ByteSize = Annotated[int, BeforeValidator(_bytes)]
+ByteSize = Annotated[int, BeforeValidator(_parse_bytes)]
 """A size such as 8MiB."""
 Properties = dict[str, SecretStr]
-"""A group of options that are handed on to a library; any of them may be a secret. See `revealed`."""
+"""A group of options for a library; any of them may be a secret. `reveal_secrets` returns their values."""
 
 
 def absolute_place(place: str) -> str:
-    """A path, or a URL, that names the same folder or file in every process of this machine.
+    """Return a path or URL that names the same folder or file in every process of this machine.
 
-    A relative one is relative to this process's folder. URLs of other things than files stay as they are.
+    A relative one refers to the working directory of this process. URLs that do not name files stay as they
+    are.
     """
     scheme, separator, rest = place.partition("://")
     if not separator:
@@ -75,15 +76,15 @@ def absolute_place(place: str) -> str:
     return Path(unquote(rest)).absolute().as_uri()
 
 
-def revealed(properties: Mapping[str, SecretStr]) -> dict[str, str]:
-    """A group as the library wants it."""
+def reveal_secrets(properties: Mapping[str, SecretStr]) -> dict[str, str]:
+    """Return a group with its secrets as plain texts, for the library that uses them."""
     return {name: value.get_secret_value() for name, value in properties.items()}
 
 
 class ConsumerOptions(BaseModel):
-    """The options of one kind of consumer: a field for each, SecretStr for what nobody may see.
+    """The options of one kind of consumer: one field for each, a SecretStr for what must not be shown.
 
-    An option that is empty counts as not given, so that an update of a job can take one back.
+    An empty option counts as not given, so that an update of a job can remove one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -93,7 +94,7 @@ class ConsumerOptions(BaseModel):
 
     @classmethod
     def absolute_options(cls, options: Mapping[str, str]) -> dict[str, str]:
-        """Options whose places are absolute."""
+        """Return the options with absolute places."""
         return {
             name: absolute_place(value) if value and name in cls.places else value
             for name, value in options.items()
@@ -101,13 +102,13 @@ class ConsumerOptions(BaseModel):
 
     @classmethod
     def parse(cls, info: ConsumerInfo) -> Self:
-        """Check what a job says; raise Invalid naming the option, never its value, and those that exist."""
+        """Check the options of a job; raise Invalid, with the names of valid ones but never a value."""
         tree: dict[str, Any] = {}
         groups = cls._groups()
         for option, value in cls.absolute_options(info.options).items():
             name, dot, rest = option.partition(".")
             if name not in groups or bool(dot and rest) != groups[name]:
-                raise cls._unknown(info, option)
+                raise cls._unknown_option(info, option)
             if not value:
                 continue
             if dot:
@@ -117,31 +118,31 @@ class ConsumerOptions(BaseModel):
         try:
             return cls.model_validate(tree)
         except ValidationError as error:
-            raise cls._refused(info, error) from None
+            raise cls._refused_option(info, error) from None
 
     @classmethod
     def names(cls) -> list[str]:
-        """The options that exist, groups as `name.*`."""
+        """Return the names of the options, groups as `name.*`."""
         return [f"{name}.*" if is_group else name for name, is_group in cls._groups().items()]
 
     @classmethod
     def _groups(cls) -> dict[str, bool]:
-        """The options by name, or by alias where the name is taken in pydantic; whether they are groups."""
+        """Return for each option, by its name or alias, whether it is a group."""
         return {
             field.alias or name: get_origin(field.annotation) is dict
             for name, field in cls.model_fields.items()
         }
 
     @classmethod
-    def _unknown(cls, info: ConsumerInfo, option: str) -> Invalid:
+    def _unknown_option(cls, info: ConsumerInfo, option: str) -> Invalid:
         names = cls.names()
         close = difflib.get_close_matches(option.lower(), names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ";"
-        there = f"there are {', '.join(names)}" if names else "it takes none"
-        return Invalid(f"consumer {info.consumer} has no option {option}{hint} {there}")
+        known = f"there are {', '.join(names)}" if names else "it takes none"
+        return Invalid(f"consumer {info.consumer} has no option {option}{hint} {known}")
 
     @classmethod
-    def _refused(cls, info: ConsumerInfo, error: ValidationError) -> Invalid:
+    def _refused_option(cls, info: ConsumerInfo, error: ValidationError) -> Invalid:
         first = error.errors(include_input=False, include_url=False)[0]
         option = ".".join(map(str, first["loc"]))
         if first["type"] == "missing":

@@ -1,13 +1,15 @@
-"""What becomes of a target's columns when those of its source have changed. Pure.
+"""How the columns of a target follow those of its source. Pure.
 
-Columns are known by their ids: one that was renamed keeps its values, and one that was dropped and added
-again under its old name begins anew. A target keeps what it has of them beside its watermark.
+A column is identified by its id, whatever its name is: a renamed column keeps its values, and a column that
+was dropped and added again under its old name is a new one. A column that was added since flows into the
+target, with its default in older rows. A dropped column stays, and is NULL in later rows.
 
-The columns of a copy, and how they follow those of the source. Pure.
+There are two kinds of targets:
 
-A column is the same while its id is, whatever it is called. What was added since flows, with the value that
-it reads as in older rows; what was dropped stays, and is NULL from then on. The ids are kept with the copy,
-in the metadata of its fields, and so is the place of a column in the key.
+* SQL targets (`postgres`, `kv`) keep a list of `TargetColumn` beside their watermark; `plan_evolution`
+  returns the statements that change them.
+* Arrow targets (lake tables and search indexes) keep the ids, and the places of columns in the key, in the
+  metadata of their fields; `plan_arrow_evolution` returns the new schema and how older rows are converted.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,22 +32,24 @@ __all__ = [
     "KEY_PLACE",
     "REBUILD",
     "Alteration",
+    "ArrowColumns",
+    "ArrowEvolution",
     "ColumnChange",
     "Dialect",
-    "LakeEvolution",
     "SchemaEvolution",
     "TargetColumn",
-    "TargetColumns",
     "column_id",
-    "evolve",
-    "evolved",
     "from_json",
     "key_columns",
     "parquet_type",
-    "shaped",
+    "plan_arrow_evolution",
+    "plan_evolution",
+    "shape_rows",
     "to_json",
 ]
 
+
+# SQL targets.
 
 HANDLE_ID = 0
 """The id of `_handle` among columns; those of the source begin with 1."""
@@ -55,9 +59,9 @@ REBUILD = "rebuild the target with `penstock job repair --rebuild`"
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column of the target, with its type there. `id` is that of the source's column: it outlives the name.
+    """A column of a SQL target, with its type there. `id` is the source column's: it outlives the name.
 
-    One that is `gone` at the source stays, and is NULL in rows that are written from then on.
+    A column that is `gone` at the source stays in the target, and is NULL in rows that are written later.
     """
 
     id: int
@@ -68,12 +72,12 @@ class TargetColumn:
 
 
 def to_json(columns: Iterable[TargetColumn]) -> list[dict[str, Any]]:
-    """As a target keeps them."""
+    """Return the columns as a target keeps them."""
     return [asdict(column) for column in columns]
 
 
 def from_json(trees: Any) -> list[TargetColumn]:
-    """What `to_json` made; raise Corrupt when it is something else."""
+    """Read what `to_json` made; raise Corrupt when it is damaged."""
     try:
         return [
             TargetColumn(
@@ -96,7 +100,7 @@ class ColumnChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """One change of the target: `column` is what it becomes, `was` what it was called."""
+    """One change of the target: `column` is the new column, `was` its former name."""
 
     act: ColumnChange
     column: TargetColumn
@@ -111,41 +115,41 @@ class SchemaEvolution:
     columns: tuple[TargetColumn, ...]
 
 
-def evolved(
+def plan_evolution(
     known: Sequence[TargetColumn],
     seen_id: int,
     wanted: Sequence[TargetColumn],
     is_wider: Callable[[str, str], bool],
 ) -> SchemaEvolution:
-    """How a target with `known` columns gets `wanted` ones; raise Invalid when its rows do not allow that.
+    """Plan how a target with `known` columns gets the `wanted` ones; raise Invalid when it cannot.
 
-    `seen_id` is the greatest id of the source's columns when the target was last written. A column that is
-    wanted now and is older was left out until now: the target's rows do not have its values. `is_wider` tells
-    whether every value of a type is one of another, and stays the same.
+    `seen_id` is the greatest id of the source's columns when the target was last written. A wanted column
+    that is older was left out until now, and the target's rows do not have its values. `is_wider` returns
+    whether every value of the first type is an equal value of the second.
     """
     if [column.id for column in known if column.key] != [column.id for column in wanted if column.key]:
         raise Invalid(f"the source has another primary key now; {REBUILD}")
     by_id = {column.id: column for column in known}
     for column in wanted:
-        _check(by_id.get(column.id), column, seen_id, is_wider)
+        _check_column(by_id.get(column.id), column, seen_id, is_wider)
     ids, names = {column.id for column in wanted}, {column.name for column in wanted}
     left = [column for column in known if column.id not in ids]
     return SchemaEvolution(
         (
-            *(Alteration(ColumnChange.DROP, each) for each in left if each.name in names),
-            *_renames(by_id, wanted),
+            *(Alteration(ColumnChange.DROP, column) for column in left if column.name in names),
+            *_plan_renames(by_id, wanted),
             *(
-                Alteration(ColumnChange.WIDEN, each)
-                for each in wanted
-                if by_id.get(each.id, each).type != each.type
+                Alteration(ColumnChange.WIDEN, column)
+                for column in wanted
+                if by_id.get(column.id, column).type != column.type
             ),
-            *(Alteration(ColumnChange.ADD, each) for each in wanted if each.id not in by_id),
+            *(Alteration(ColumnChange.ADD, column) for column in wanted if column.id not in by_id),
         ),
-        (*wanted, *(replace(each, gone=True) for each in left if each.name not in names)),
+        (*wanted, *(replace(column, gone=True) for column in left if column.name not in names)),
     )
 
 
-def _check(
+def _check_column(
     known: TargetColumn | None, wanted: TargetColumn, seen_id: int, is_wider: Callable[[str, str], bool]
 ) -> None:
     if known is None:
@@ -159,21 +163,23 @@ def _check(
         )
 
 
-def _renames(by_id: dict[int, TargetColumn], wanted: Sequence[TargetColumn]) -> list[Alteration]:
-    """By way of names that nobody has, because columns may have exchanged theirs."""
-    renamed = [each for each in wanted if each.id in by_id and by_id[each.id].name != each.name]
-    aside = [replace(each, name=f"penstock_column_{each.id}") for each in renamed]
+def _plan_renames(by_id: dict[int, TargetColumn], wanted: Sequence[TargetColumn]) -> list[Alteration]:
+    """Plan renames by way of temporary names, because columns may have exchanged theirs."""
+    renamed = [column for column in wanted if column.id in by_id and by_id[column.id].name != column.name]
+    aside = [replace(column, name=f"penstock_column_{column.id}") for column in renamed]
     return [
-        *(Alteration(ColumnChange.RENAME, each, by_id[each.id].name) for each in aside),
+        *(Alteration(ColumnChange.RENAME, column, by_id[column.id].name) for column in aside),
         *(
-            Alteration(ColumnChange.RENAME, each, held.name)
-            for each, held in zip(renamed, aside, strict=True)
+            Alteration(ColumnChange.RENAME, column, temporary.name)
+            for column, temporary in zip(renamed, aside, strict=True)
         ),
     ]
 
 
+# Arrow targets.
+
 COLUMN_ID, KEY_PLACE = b"penstock.column", b"penstock.key"
-_REMEDY = "make the copy anew with `penstock job repair --rebuild`"
+"""Keys of a field's metadata: the id of its column, and its place in the primary key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,30 +187,30 @@ class Dialect:
     """What a format can do with columns."""
 
     stored: Callable[[pa.DataType], pa.DataType]
-    """The type in which values of a type of the source are kept."""
+    """Return the type in which values of a type of the source are stored."""
     widens: Callable[[pa.DataType, pa.DataType], bool] = field(default=lambda _old, _new: False)
-    """Whether a column takes another type without its files being written again."""
+    """Return whether a column can get another type without rewriting its files."""
     renames: bool = False
-    """Whether one takes another name like that."""
+    """Whether a column can get another name without that."""
     adds: bool = True
-    """Whether one comes like that, and is NULL in rows that are there."""
+    """Whether a column can be added without that, and is NULL in existing rows."""
 
 
 def parquet_type(kind: pa.DataType) -> pa.DataType:
-    """The type that every format has. Times may be negative, or longer than a day: they are microseconds."""
+    """Return the type that every format has. Times may be negative or exceed a day: they are microseconds."""
     if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", kind.value_type))  # what the formats call it
+        return pa.list_(pa.field("element", kind.value_type))  # the name that the formats give to elements
     return pa.int64() if pa.types.is_duration(kind) else kind
 
 
-class TargetColumns:
-    """The columns that a copy should have: those of the source, key first, in the types of the format."""
+class ArrowColumns:
+    """The columns that a target should have: those of the source, key first, in the types of the format."""
 
     def __init__(self, columns: pa.Schema, keys: Sequence[str], table: TableInfo, dialect: Dialect) -> None:
         infos = {column.name: column for column in table.stored_columns}
         self.dialect = dialect
-        self.ids = {each.name: infos[each.name].id if each.name in infos else HANDLE_ID for each in columns}
-        self.schema = pa.schema([self._field(each, list(keys)) for each in columns])
+        self.ids = {name: infos[name].id if name in infos else HANDLE_ID for name in columns.names}
+        self.schema = pa.schema([self._field(column, list(keys)) for column in columns])
         self.last_id = table.max_column_id
         self._infos = infos
 
@@ -215,126 +221,133 @@ class TargetColumns:
         return pa.field(given.name, self.dialect.stored(given.type), metadata=metadata)
 
     def origin(self, name: str) -> pa.Scalar:
-        """What a column is in rows that were written before it was there."""
+        """Return the value of a column in rows that were written before it was added."""
         kind = self.schema.field(name).type
         return pa.scalar(None, kind) if name == HANDLE else _cast(origin_scalar(self._infos[name]), kind)
 
 
-def column_id(of: pa.Field) -> int:
-    """The id of a column in the source."""
-    return int(of.metadata[COLUMN_ID])
+def column_id(column: pa.Field) -> int:
+    """Return the id of a column in the source."""
+    return int(column.metadata[COLUMN_ID])
 
 
 def key_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """The columns that identify a row of a copy, in the key's order."""
-    keys = [(int(each.metadata[KEY_PLACE]), each.name) for each in schema if KEY_PLACE in each.metadata]
+    """Return the columns that identify a row of a target, in the key's order."""
+    keys = [
+        (int(column.metadata[KEY_PLACE]), column.name) for column in schema if KEY_PLACE in column.metadata
+    ]
     return tuple(name for _, name in sorted(keys))
 
 
 _Source = Any
-"""The name of a column of the rows before, or the value that stands for it."""
+"""The name of a column in the existing rows, or the scalar that fills a new column."""
 
 
 @dataclass(frozen=True, slots=True)
-class LakeEvolution:
-    """How a copy's columns change: what they are then, and where rows that are there have them from."""
+class ArrowEvolution:
+    """How the columns of a target change: the new schema, and where existing rows get each column from."""
 
     schema: pa.Schema
     sources: tuple[_Source, ...]
     rewrites: bool
-    """Whether rows that are there have to be written again for it."""
+    """Whether existing rows have to be rewritten."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The columns that identify a row."""
         return key_columns(self.schema)
 
-    def carried(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the copy as they are from now on."""
+    def convert(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return existing rows in the new schema."""
         arrays = [
-            _cast(rows.column(source), to.type)
+            _cast(rows.column(source), column.type)
             if isinstance(source, str)
             else pa.repeat(source, rows.num_rows)
-            for source, to in zip(self.sources, self.schema, strict=True)
+            for source, column in zip(self.sources, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def evolve(there: pa.Schema, last_id: int, wanted: TargetColumns) -> LakeEvolution:
-    """How the columns of a copy become those that are wanted; raise SchemaRefused when they cannot.
+def plan_arrow_evolution(current: pa.Schema, last_id: int, wanted: ArrowColumns) -> ArrowEvolution:
+    """Plan how the `current` columns become the wanted ones; raise SchemaRefused when they cannot.
 
-    `last_id` is the source's greatest column id of which the copy knew: a greater one was added since.
+    `last_id` is the source's greatest column id that the target knew: a column with a greater one was added
+    since.
     """
-    _check_key(there, wanted.schema)
-    before = {column_id(each): each for each in there}
-    names = {each.name.lower() for each in there}
-    found: dict[int, tuple[pa.Field, _Source]] = {}
+    _check_key(current, wanted.schema)
+    before = {column_id(column): column for column in current}
+    names = {column.name.lower() for column in current}
+    planned: dict[int, tuple[pa.Field, _Source]] = {}
     rewrites = False
     for new in wanted.schema:
         old = before.get(column_id(new))
         if old is None:
             _check_new(new, last_id)
             origin = wanted.origin(new.name)
-            found[column_id(new)] = (new, origin)
+            planned[column_id(new)] = (new, origin)
             rewrites |= origin.is_valid or new.name.lower() in names or not wanted.dialect.adds
         else:
-            kind = _kept_type(old, new)
-            found[column_id(new)] = (new.with_type(kind), old.name)
+            kind = _choose_type(old, new)
+            planned[column_id(new)] = (new.with_type(kind), old.name)
             rewrites |= kind != old.type and not wanted.dialect.widens(old.type, kind)
             rewrites |= old.name != new.name and not wanted.dialect.renames
-    merged = _in_order(there, found)
-    schema = pa.schema([each for each, _ in merged])
-    return LakeEvolution(schema, tuple(source for _, source in merged), rewrites)
+    ordered = _order_columns(current, planned)
+    schema = pa.schema([column for column, _ in ordered])
+    return ArrowEvolution(schema, tuple(source for _, source in ordered), rewrites)
 
 
-def _in_order(there: pa.Schema, found: dict[int, tuple[pa.Field, _Source]]) -> list[tuple[pa.Field, _Source]]:
-    """Columns that are there keep their places; those dropped stay, unless another has their name now."""
-    taken = {each.name.lower() for each, _ in found.values()}
+def _order_columns(
+    current: pa.Schema, planned: dict[int, tuple[pa.Field, _Source]]
+) -> list[tuple[pa.Field, _Source]]:
+    """Keep existing columns in their places; keep dropped ones, unless a new column has their name."""
+    taken = {column.name.lower() for column, _ in planned.values()}
     places: list[tuple[pa.Field, _Source]] = []
-    for old in there:
-        if column_id(old) in found:
-            places.append(found.pop(column_id(old)))
+    for old in current:
+        if column_id(old) in planned:
+            places.append(planned.pop(column_id(old)))
         elif old.name.lower() not in taken:
             places.append((old, old.name))
-    return [*places, *found.values()]
+    return [*places, *planned.values()]
 
 
 def _check_new(new: pa.Field, last_id: int) -> None:
     if column_id(new) <= last_id:
         raise SchemaRefused(
-            f"column {new.name} was not copied before, so rows that did not change would lack it; {_REMEDY}"
+            f"column {new.name} was not copied before, so it is missing in unchanged rows; {REBUILD}"
         )
 
 
-def _kept_type(old: pa.Field, new: pa.Field) -> pa.DataType:
+def _choose_type(old: pa.Field, new: pa.Field) -> pa.DataType:
     if _fits(new.type, old.type):
         return old.type
     if _fits(old.type, new.type):
         return new.type
     raise SchemaRefused(
-        f"column {new.name} is {new.type} now, which {old.type}, as the copy has it, cannot become; {_REMEDY}"
+        f"column {new.name} is {new.type} now, and {old.type} in the target cannot become that; {REBUILD}"
     )
 
 
 def _fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """As `fits`; a number without a sign that outgrows 64 bits becomes a decimal, and its values stay."""
+    """Return what `fits` does; besides, an unsigned integer beyond 64 bits fits a decimal."""
     if pa.types.is_integer(narrow) and pa.types.is_decimal(wide):
         return bool(wide.precision - wide.scale >= len(str(1 << (narrow.bit_width - 1))))
     return fits(narrow, wide)
 
 
-def _check_key(there: pa.Schema, wanted: pa.Schema) -> None:
-    before = [column_id(there.field(name)) for name in key_columns(there)]
+def _check_key(current: pa.Schema, wanted: pa.Schema) -> None:
+    before = [column_id(current.field(name)) for name in key_columns(current)]
     if before != [column_id(wanted.field(name)) for name in key_columns(wanted)]:
-        raise SchemaRefused(f"the primary key has other columns than in the copy; {_REMEDY}")
+        raise SchemaRefused(f"the primary key has other columns than in the target; {REBUILD}")
 
 
-def shaped(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of the source as a copy has them: NULL where a column was dropped."""
+def shape_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows of the source in the schema of a target, with NULLs in dropped columns."""
     names = set(rows.schema.names)
     arrays = [
-        _cast(rows.column(each.name), each.type) if each.name in names else pa.nulls(rows.num_rows, each.type)
-        for each in schema
+        _cast(rows.column(column.name), column.type)
+        if column.name in names
+        else pa.nulls(rows.num_rows, column.type)
+        for column in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

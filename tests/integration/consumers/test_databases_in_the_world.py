@@ -57,7 +57,7 @@ async def test_targets_follow_their_source_and_are_verified(tmp_path: Path) -> N
                 await _verified(world, tmp_path, "copy", KvTable, {"table": "copies.items"})
                 sent, server.to_ts = len(server.seen), 1 << 62
                 await world.upsert("shop.items", {"id": 5, "name": "e", "stock": "new"})
-                hook_job = await world.stopped("shop.items/hook")
+                hook_job = await world.wait_until_stopped("shop.items/hook")
                 assert hook_job.status.error_code == ErrorCode.TARGET_DIFFERS
                 assert "in the future" in hook_job.status.error_msg
                 assert len(server.seen) == sent

@@ -105,7 +105,7 @@ def test_a_snapshot_of_others_meanwhile_makes_it_try_again(world: LakeWorld, sou
         found.overwrite(found.scan().to_arrow())
     begin = source.ts
     data = source.retriever(begin, source.commit({"id": 1, "name": "x"}))
-    with pytest.raises(Unavailable, match="somebody else"):
+    with pytest.raises(Unavailable, match="by another writer"):
         slow.consume(data)
     world.consumer().consume(data.again())
     assert world.rows(KEY) == source.at(source.ts)
@@ -115,7 +115,7 @@ def test_a_table_that_others_partitioned_is_refused(world: LakeWorld, source: So
     first(world, source)
     with table(world) as found, found.update_spec() as update:
         update.add_field("name", IdentityTransform())
-    with pytest.raises(Invalid, match="somebody partitioned"):
+    with pytest.raises(Invalid, match="another program partitioned"):
         world.committed_ts()
 
 

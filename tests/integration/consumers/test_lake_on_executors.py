@@ -51,7 +51,7 @@ def test_executors_write_a_large_copy_and_tails_go_on(world: LakeWorld, spark: S
     assert found == as_copied(model.at(model.ts))
     files = [path for path in (world.folder / "lake").rglob("*.parquet") if "_delta_log" not in str(path)]
     consumer = world.consumer()
-    version = consumer.table.look()
+    version = consumer.table.latest()
     assert version is not None
     bounds = sorted((each.lowest, each.highest) for each in consumer.table.files(version))
     assert len(bounds) == len(files) == 2  # one of each partition
@@ -109,5 +109,5 @@ def test_a_folder_that_executors_do_not_see_is_refused(
         assert not list(theirs.rglob("*.parquet")), "nothing is written there"
     finally:
         shutil.rmtree(theirs, ignore_errors=True)
-    assert consumer.table.look() is None
+    assert consumer.table.latest() is None
     assert not list(world.folder.rglob("*-0.parquet")), "what shows it is removed"

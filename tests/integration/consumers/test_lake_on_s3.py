@@ -43,7 +43,7 @@ def test_what_a_killed_attempt_left_is_removed(world: LakeWorld) -> None:
         world.mortal(3).consume(model.retriever(0, model.ts))
     made = world.consumer()
     made.consume(model.retriever(0, model.ts))
-    version = made.table.look()
+    version = made.table.latest()
     assert version is not None
     live = [each.path for each in made.table.files(version)]
     store = made.table.stage(version, version.schema, whole=False).open_store()

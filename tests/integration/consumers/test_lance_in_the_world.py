@@ -35,7 +35,7 @@ async def test_indexes_follow_their_source_and_say_how_fresh_they_are(tmp_path: 
                 assert found.complete
             nothing = await world.do(search, await world.job(WORDS), "7")
             assert nothing.rows.num_rows == 0
-            stopped = await world.stopped(BROKEN)
+            stopped = await world.wait_until_stopped(BROKEN)
             assert stopped.status.error_code >= PERMANENT
             assert "column name has a text that is no list of numbers" in stopped.status.error_msg
             assert "thing" not in stopped.status.error_msg

@@ -524,7 +524,7 @@ def test_nul_characters_are_refused_or_replaced(
 def test_a_key_without_form_is_refused(job: Job) -> None:
     source = SourceModel(replace(define_table("items", [("day", "date primary key")]), id=1))
     first = source.commit({"day": None})
-    with pytest.raises(Invalid, match="key column day has a value without form in PostgreSQL"):
+    with pytest.raises(Invalid, match="key column day has a value that PostgreSQL does not have"):
         job.consume(source.retriever(0, first))
 
 
@@ -687,7 +687,7 @@ def test_a_target_with_other_columns_than_wanted_is_not_compared(job: Job) -> No
     first = source.commit(item(1))
     job.consume(source.retriever(0, first, columns=["name"]))
     consumer = Postgres(job.context)
-    with pytest.raises(Invalid, match="other columns than its job wants now; rebuild it"):
+    with pytest.raises(Invalid, match="other columns than its job selects now; rebuild it"):
         consumer.expected(pa.RecordBatch.from_pylist([], source.retriever(0, first).columns))
     consumer.close()
 

@@ -108,7 +108,7 @@ def test_words_find_texts_that_say_the_like(tmp_path: Path) -> None:
     world.catch_up()
     assert ids(world.search("green rain shoes", k=2)) == [1, 3]
     assert sorted(world.rows().column("id").to_pylist()) == [1, 2, 3]
-    with pytest.raises(Invalid, match="say nothing"):
+    with pytest.raises(Invalid, match="have no vector"):
         world.search("...")
 
 
@@ -214,7 +214,7 @@ def test_a_wrong_vector_stops_the_job_and_is_not_shown(
     ("options", "message"),
     [
         ({"vector_column": "free"}, "needs the option dimension"),
-        ({"vector_column": "direction", "dimension": "5"}, "has 4 dimensions; mend option dimension"),
+        ({"vector_column": "direction", "dimension": "5"}, "has 4 dimensions; fix option dimension"),
         ({"vector_column": "id", "dimension": "5"}, "of which no vector can be made"),
         ({"vector_column": "nowhere"}, "no column nowhere"),
         ({"text_columns": "id"}, "column id of table items has no text"),
@@ -256,8 +256,8 @@ def test_questions_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for question, message in (
         ({"vector": [1, 2]}, "the vector has a vector of other than 4 dimensions"),
         ({"words": "green"}, "ask with a vector"),
-        ({}, "one of them"),
-        ({"words": "green", "vector": [1]}, "one of them"),
+        ({}, "either words or a vector"),
+        ({"words": "green", "vector": [1]}, "either words or a vector"),
         ({"vector": [1, 2, 3, 4], "k": 0}, "k must be 1"),
     ):
         with pytest.raises(Invalid, match=message):

@@ -184,7 +184,7 @@ async def test_each_consumer_has_its_own_error_and_siblings_go_on(tmp_path: Path
         for name in classes:
             await world.register(f"{ITEMS}/{name}", consumer=name, trigger={"job_type": "default"})
         async with world.running(find=classes.__getitem__):
-            bad = await world.stopped(f"{ITEMS}/bad")
+            bad = await world.wait_until_stopped(f"{ITEMS}/bad")
             for number in (1, 2):
                 await world.upsert(ITEMS, {"id": number, "name": f"n{number}"})
                 await world.until(

@@ -98,8 +98,8 @@ class Disasters:
 
     def _work(self) -> None:
         """Wait until some more was done, however long a process takes to start with it, and some moments."""
-        wanted = self._world.written() + self._mix.choice([0, 10, 20, 40])
-        self._world.until(lambda: self._world.written() >= wanted)
+        wanted = self._world.count_log_writes() + self._mix.choice([0, 10, 20, 40])
+        self._world.until(lambda: self._world.count_log_writes() >= wanted)
         SYSTEM.pause(self._mix.uniform(0, 0.2))
 
 
@@ -123,7 +123,7 @@ def test_every_target_is_its_source_whoever_was_killed(
         world.runners.kill_all()
         reached = world.check()
         assert reached.keys() == world.targets.keys(), f"seed {SEED}: some targets were never filled"
-        assert all(job.state is not JobState.ERROR for job in world.rows().values()), world.told()
+        assert all(job.state is not JobState.ERROR for job in world.rows().values()), world.describe_jobs()
         assert "Traceback" not in world.runners.logs(), f"seed {SEED}: a runner met what it does not know"
         world.check_search(words(world))
         with open_deployment(world.settings) as deployment:

@@ -258,7 +258,7 @@ class Target(RuleBasedStateMachine):
     def found(
         self, consumer: IndexConsumer, standing: IndexVersion, question: SearchQuery
     ) -> list[dict[str, Any]]:
-        asked = consumer.ask(standing, question)
+        asked = consumer.scan_arguments(standing, question)
         found: list[dict[str, Any]] = standing.dataset.to_table(
             columns=["name", asked.pop("score")], **asked
         ).to_pylist()

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from penstock.consumers.lake.iceberg import Iceberg
 from penstock.consumers.lake.table import LakeOptions
-from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, revealed
+from penstock.consumers.options import ByteSize, ConsumerOptions, Names, Properties, Seconds, reveal_secrets
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.api import make_paths_absolute
@@ -57,7 +57,7 @@ def test_texts_become_values() -> None:
 
 def test_a_group_collects_what_begins_with_its_name() -> None:
     found = _parse(dsn="x", storage__region="eu", storage__a__b="2")
-    assert revealed(found.storage) == {"region": "eu", "a.b": "2"}
+    assert reveal_secrets(found.storage) == {"region": "eu", "a.b": "2"}
 
 
 def test_an_option_may_have_a_name_that_pydantic_has_itself() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.consumers.search_index.vector import Embedding, vectors_of
+from penstock.consumers.search_index.vector import Embedding, read_vectors
 from penstock.errors import Invalid
 
 PACKED = [np.array(each, "<f4").tobytes() for each in ([1, 2], [3, -4.5])]
@@ -24,10 +24,10 @@ PACKED = [np.array(each, "<f4").tobytes() for each in ([1, 2], [3, -4.5])]
 )
 def test_vectors_are_read_in_any_form(column: pa.Array) -> None:
     expected = [[1, 2], None, [3, -4.5]]
-    assert vectors_of(column, 2, "column v").to_pylist() == expected
-    assert vectors_of(column.slice(1), 2, "column v").to_pylist() == expected[1:]
-    assert vectors_of(column.slice(0, 0), 2, "column v").to_pylist() == []
-    assert vectors_of(column.slice(1, 1), 2, "column v").type == pa.list_(pa.float32(), 2)
+    assert read_vectors(column, 2, "column v").to_pylist() == expected
+    assert read_vectors(column.slice(1), 2, "column v").to_pylist() == expected[1:]
+    assert read_vectors(column.slice(0, 0), 2, "column v").to_pylist() == []
+    assert read_vectors(column.slice(1, 1), 2, "column v").type == pa.list_(pa.float32(), 2)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_vectors_are_read_in_any_form(column: pa.Array) -> None:
 )
 def test_what_is_no_vector_is_refused_without_being_shown(column: pa.Array, message: str) -> None:
     with pytest.raises(Invalid, match=message):
-        vectors_of(column, 2, "column v")
+        read_vectors(column, 2, "column v")
 
 
 def test_hashing_is_the_same_everywhere_and_of_length_one() -> None:

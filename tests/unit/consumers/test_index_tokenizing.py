@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from penstock.consumers.search_index.fulltext import Tokenizer, joined_texts, load_function
+from penstock.consumers.search_index.fulltext import Tokenizer, join_texts, load_function
 from penstock.errors import Invalid
 
 
@@ -51,7 +51,7 @@ def test_terms_of_terms_are_the_same(parser: str) -> None:
         (":f", "is no parser"),
         ("nowhere.at.all:f", "cannot be imported"),
         ("math:nothing", "cannot be imported"),
-        ("math:pi", "is no function"),
+        ("math:pi", "is not a function"),
     ],
 )
 def test_a_function_that_is_not_there_is_refused(name: str, message: str) -> None:
@@ -62,9 +62,9 @@ def test_a_function_that_is_not_there_is_refused(name: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("parser", "message"),
     [
-        ("pyarrow.compute:utf8_length", "must give texts, or lists of texts; it gives int32"),
-        ("pyarrow.compute:unique", "something for each text"),
-        ("builtins:len", "something for each text"),
+        ("pyarrow.compute:utf8_length", "must return texts, or lists of texts; it returns int32"),
+        ("pyarrow.compute:unique", "one element for each text"),
+        ("builtins:len", "one element for each text"),
     ],
 )
 def test_what_a_parser_gives_is_checked(parser: str, message: str) -> None:
@@ -74,8 +74,8 @@ def test_what_a_parser_gives_is_checked(parser: str, message: str) -> None:
 
 def test_texts_of_several_columns_are_lines_of_one() -> None:
     columns = [pa.array(["a", None, None, "d"]), pa.array(["b", "c", None, None])]
-    assert joined_texts(columns).to_pylist() == ["a\nb", "c", None, "d"]
-    assert joined_texts(columns[:1]) is columns[0]
+    assert join_texts(columns).to_pylist() == ["a\nb", "c", None, "d"]
+    assert join_texts(columns[:1]) is columns[0]
 
 
 @pytest.mark.parametrize("parser", ["words", "whitespace"])

@@ -25,8 +25,8 @@ def test_options_are_checked_without_connecting(tmp_path: Path) -> None:
     ("options", "why"),
     [
         ({"dsn": ""}, "needs the option dsn"),
-        ({"dsn": "hush hush"}, "option dsn of consumer postgres is no connection string"),
-        ({"dsn": "postgresql://u:hush@[h"}, "option dsn of consumer postgres is no connection string"),
+        ({"dsn": "hush hush"}, "option dsn of consumer postgres is not a connection string"),
+        ({"dsn": "postgresql://u:hush@[h"}, "option dsn of consumer postgres is not a connection string"),
         ({"table": "penstock_watermarks"}, "where watermarks are kept"),
         ({"table": "ü" * 32}, "1 to 63 bytes"),
         ({"schema": "x" * 64}, "1 to 63 bytes"),

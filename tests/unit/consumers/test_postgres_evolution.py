@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.consumers.postgres.columns import is_wider, known_columns, postgres_type
-from penstock.consumers.schema_evolution import TargetColumn, evolved, to_json
+from penstock.consumers.postgres.columns import is_wider, parse_columns, postgres_type
+from penstock.consumers.schema_evolution import TargetColumn, plan_evolution, to_json
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.define import parse_definition
 
@@ -17,7 +17,7 @@ def column(number: int, name: str, kind: str = "text", *, gone: bool = False) ->
 def shown(
     known: list[TargetColumn], wanted: list[TargetColumn], *, seen_id: int = 3
 ) -> tuple[list[str], list[str]]:
-    found = evolved([KEY, *known], seen_id, [KEY, *wanted], is_wider)
+    found = plan_evolution([KEY, *known], seen_id, [KEY, *wanted], is_wider)
     acts = [
         " ".join(filter(None, [each.act.value, each.was, each.column.name])) for each in found.alterations
     ]
@@ -75,11 +75,14 @@ def test_what_rows_do_not_allow_is_refused_with_the_remedy(
 
 def test_another_key_is_refused() -> None:
     with pytest.raises(Invalid, match="another primary key now; rebuild"):
-        evolved([KEY], 3, [TargetColumn(2, "b", "bigint", key=True)], is_wider)
+        plan_evolution([KEY], 3, [TargetColumn(2, "b", "bigint", key=True)], is_wider)
 
 
 def test_a_renamed_key_is_the_same_key() -> None:
-    assert len(evolved([KEY], 3, [TargetColumn(1, "number", "bigint", key=True)], is_wider).alterations) == 2
+    assert (
+        len(plan_evolution([KEY], 3, [TargetColumn(1, "number", "bigint", key=True)], is_wider).alterations)
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_each_type_of_the_source_has_one_in_postgres(definition: str, kind: str)
 
 def test_columns_are_kept_as_json() -> None:
     columns = [KEY, column(2, "a", gone=True)]
-    assert known_columns(to_json(columns)) == columns
+    assert parse_columns(to_json(columns)) == columns
 
 
 @pytest.mark.parametrize(
@@ -137,4 +140,4 @@ def test_columns_are_kept_as_json() -> None:
 )
 def test_damaged_columns_are_not_taken(tree: object) -> None:
     with pytest.raises(Corrupt, match="rebuild the target"):
-        known_columns(tree)
+        parse_columns(tree)

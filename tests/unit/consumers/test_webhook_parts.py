@@ -8,7 +8,7 @@ import pytest
 
 from penstock.consumers.webhook import Webhook
 from penstock.consumers.webhook.bodies import JsonLines
-from penstock.consumers.webhook.sender import Address, Answer, DeliveryResult, wait_s
+from penstock.consumers.webhook.sender import Address, Answer, DeliveryResult, retry_delay_s
 from penstock.errors import Invalid
 from penstock.tables import alter
 from penstock.testing.consumers import SourceModel, job_context
@@ -16,24 +16,24 @@ from support.everytype import EVERY_CELL, EVERY_TYPE
 
 
 @pytest.mark.parametrize(
-    ("status", "verdict"),
+    ("status", "result"),
     [
-        (200, DeliveryResult.TAKEN),
-        (204, DeliveryResult.TAKEN),
+        (200, DeliveryResult.ACCEPTED),
+        (204, DeliveryResult.ACCEPTED),
         (301, DeliveryResult.REFUSED),
         (400, DeliveryResult.REFUSED),
         (404, DeliveryResult.REFUSED),
-        (408, DeliveryResult.AGAIN),
+        (408, DeliveryResult.RETRY),
         (409, DeliveryResult.FENCED),
         (410, DeliveryResult.REFUSED),
-        (425, DeliveryResult.AGAIN),
-        (429, DeliveryResult.AGAIN),
-        (500, DeliveryResult.AGAIN),
-        (599, DeliveryResult.AGAIN),
+        (425, DeliveryResult.RETRY),
+        (429, DeliveryResult.RETRY),
+        (500, DeliveryResult.RETRY),
+        (599, DeliveryResult.RETRY),
     ],
 )
-def test_each_status_has_one_meaning(status: int, verdict: DeliveryResult) -> None:
-    assert Answer(status).verdict is verdict
+def test_each_status_has_one_meaning(status: int, result: DeliveryResult) -> None:
+    assert Answer(status).result is result
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_each_status_has_one_meaning(status: int, verdict: DeliveryResult) -> No
     ],
 )
 def test_waits_are_what_the_server_says_or_double(attempt: int, retry_after: str, seconds: float) -> None:
-    assert wait_s(attempt, retry_after, now_s=100.0, chance=1.0) == seconds
+    assert retry_delay_s(attempt, retry_after, now_s=100.0, chance=1.0) == seconds
 
 
 def test_waits_vary() -> None:
-    assert wait_s(1, "", now_s=0, chance=0.0) == 0.5
+    assert retry_delay_s(1, "", now_s=0, chance=0.0) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_waits_vary() -> None:
 )
 def test_only_the_server_of_an_address_is_shown(url: str, shown: str, path: str) -> None:
     address = Address.parse("url", url)
-    assert (address.shown, address.path) == (shown, path)
+    assert (address.public_url, address.path) == (shown, path)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_what_is_no_address_is_refused_without_showing_it(tmp_path: Path, url: s
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"headers.Penstock-Job": "x"}, "no header of that name can be given"),
-        ({"headers.Host": "x"}, "no header of that name can be given"),
-        ({"headers.a b": "x"}, "no header of that name can be given"),
+        ({"headers.Penstock-Job": "x"}, "this header cannot be set"),
+        ({"headers.Host": "x"}, "this header cannot be set"),
+        ({"headers.a b": "x"}, "this header cannot be set"),
         ({"headers.X": "hush\r\nY: 1"}, "characters that headers cannot have"),
         ({"request_bytes": "1"}, "option request_bytes"),
         ({"format": "xml"}, "'json' or 'arrow'"),

@@ -43,7 +43,7 @@ def test_a_canceled_job_ends_at_its_next_look_and_its_siblings_go_on(bench: Benc
     jobs = [job_row(name, name) for name in bench.consumers]
     bench.log.rows = {job.key: job for job in jobs}
     with bench.executor() as executor:
-        attempt = executor.make_run(iteration_of(*jobs, to_ts=bench.world.ts), last=False, on_end=bench.ended)
+        attempt = executor.make_run(iteration_of(*jobs, to_ts=bench.world.ts), last=False, on_end=bench.leave)
         running = _in_background(attempt.run)
         assert reached.wait(20)
         attempt.cancel(jobs[0].key)
@@ -76,7 +76,7 @@ def test_a_consumer_that_ignores_cancellation_is_given_up_and_what_it_does_does_
     job = job_row("j")
     bench.log.rows = {job.key: job}
     with bench.executor() as executor:
-        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.ended)
+        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.leave)
         running = _in_background(attempt.run)
         assert reached.wait(20)
         attempt.cancel(job.key)
@@ -103,7 +103,7 @@ def test_the_commit_of_a_consumer_that_was_given_up_is_found_by_the_next_iterati
     job = job_row("j")
     bench.log.rows = {job.key: job}
     with bench.executor() as executor:
-        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.ended)
+        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.leave)
         running = _in_background(attempt.run)
         assert reached.wait(20)
         attempt.cancel(job.key)
@@ -124,7 +124,7 @@ def test_what_was_canceled_before_it_began_never_begins(bench: Bench) -> None:
     job = job_row("j")
     bench.log.rows = {job.key: job}
     with bench.executor() as executor:
-        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.ended)
+        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.leave)
         attempt.cancel(job.key)
         attempt.run()
     assert bench.end("j").state is JobState.CANCELED
@@ -143,7 +143,7 @@ def test_who_had_finished_when_it_was_canceled_has_completed(bench: Bench) -> No
     job = job_row("j")
     bench.log.rows = {job.key: job}
     with bench.executor() as executor:
-        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.ended)
+        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.leave)
         running = _in_background(attempt.run)
         assert reached.wait(20)
         attempt.cancel(job.key)

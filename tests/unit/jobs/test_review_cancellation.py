@@ -59,7 +59,7 @@ def test_who_was_canceled_gets_no_frame(bench: Bench, given_up: bool) -> None:
     job = job_row("j")
     bench.log.rows = {job.key: job}
     with bench.executor() as executor:
-        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.ended)
+        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.leave)
         running = threading.Thread(target=attempt.run)
         running.start()
         assert reached.wait(20)

@@ -1,8 +1,7 @@
-"""The target as a table: made, taken over, refused or changed, always together with its mark.
+"""The target of consumer `kv`: its columns, its mark, and its table, which is changed only with its mark.
 
-The columns of a target in the key-value store: those of the source, NULL allowed but in the key. Pure.
-
-Whose a target is and how far it has come: one key for each target, written with the target's rows.
+The columns are those of the source; all but the key's may be NULL. The mark says which job owns a target and
+how far it is: one key for each target, written together with the target's rows.
 """
 
 import json
@@ -19,8 +18,8 @@ from penstock.consumers.schema_evolution import (
     ColumnChange,
     SchemaEvolution,
     TargetColumn,
-    evolved,
     from_json,
+    plan_evolution,
     to_json,
 )
 from penstock.errors import Conflict, Corrupt, Fenced, Invalid
@@ -39,17 +38,19 @@ from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_na
 from penstock.tables.statements import column_text, quote
 
 TARGET_HANDLE = "source_handle"
-"""What `_handle` is called in a target: a column of that name could not be captured."""
+"""The name of `_handle` in a target: a table with a column `_handle` could not be captured."""
 
-_EXACT = "utf8mb4_0900_bin"
+_EXACT = "utf8mb4_0900_bin"  # compares bytes
 _HANDLE_TYPE = "varbinary(3072)"
 _DROPPED = ColumnFlag.NOT_NULL | ColumnFlag.AUTO_INCREMENT | ColumnFlag.ON_UPDATE_NOW
 
 
 def target_columns(schema: SchemaVersion, columns: pa.Schema, keys: Sequence[str]) -> list[TargetColumn]:
-    """The columns that a target has of a table."""
+    """Return the columns of a target for a table; raise Invalid when they cannot be."""
     if HANDLE in keys and TARGET_HANDLE in {column.name.lower() for column in schema.table.columns}:
-        raise Invalid(f"{schema.name} has no key and a column {TARGET_HANDLE}; leave that column out")
+        raise Invalid(
+            f"{schema.name} has no primary key and a column {TARGET_HANDLE}; do not select that column"
+        )
     return [
         TargetColumn(HANDLE_ID, TARGET_HANDLE, _HANDLE_TYPE, key=True)
         if name == HANDLE
@@ -59,7 +60,7 @@ def target_columns(schema: SchemaVersion, columns: pa.Schema, keys: Sequence[str
 
 
 def _target_column(column: ColumnInfo, *, key: bool) -> TargetColumn:
-    """A key has the order of its bytes: whatever differs at the source differs then."""
+    """Return a column of a target. A key compares bytes, so that all keys of the source stay different."""
     plain = _plain(column)
     if key and plain.type.is_string and not plain.type.is_binary:
         plain = replace(plain, type=replace(plain.type, charset="utf8mb4", collate=_EXACT))
@@ -71,8 +72,8 @@ def _plain(column: ColumnInfo) -> ColumnInfo:
     return replace(column, type=kind, default=None, comment="")
 
 
-def added_text(column: ColumnInfo) -> str:
-    """The definition of a column that joins a target: rows from before read as those of the source do."""
+def addition_text(column: ColumnInfo) -> str:
+    """Return the definition of a column that is added: older rows read as those of the source do."""
     origin = column.origin_default
     if origin is None and column.type.not_null:
         origin = with_origin_default(replace(column, default=None)).origin_default
@@ -80,13 +81,13 @@ def added_text(column: ColumnInfo) -> str:
 
 
 def definition(name: str, columns: Sequence[TargetColumn]) -> TableInfo:
-    """A target that is not there yet; raise Invalid for what cannot be written."""
+    """Return a target that does not exist yet; raise Invalid for what cannot be written."""
     keys = [column.name for column in columns if column.key]
     return define_table(name, [(column.name, column.type) for column in columns], primary_key=keys)
 
 
 def is_wider(old: str, new: str) -> bool:
-    """Whether every value of a type is one of the other type, and stays the same."""
+    """Return whether every value of one type is an equal value of the other."""
     table = define_table("probe", [("id", "bigint primary key"), ("value", old)])
     try:
         alter.modify_column(table, "value", new)
@@ -96,12 +97,12 @@ def is_wider(old: str, new: str) -> bool:
 
 
 def to_target(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-    """Rows with the names of the target."""
+    """Return rows with the names of the target."""
     return rows.rename_columns([TARGET_HANDLE if name == HANDLE else name for name in rows.schema.names])
 
 
 def to_source(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows with the names of the source."""
+    """Return rows with the names of the source."""
     return rows.rename_columns([HANDLE if name == TARGET_HANDLE else name for name in rows.schema.names])
 
 
@@ -110,12 +111,12 @@ _PREFIX = b"penstock/jobs/target/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvWatermark:
-    """What is known of a target.
+    """The mark of a target: which job owns it, and how far it is.
 
-    `job` is the job's name as people know it: the same name may take its target over after it was registered
-    anew. `table_id` is 0 while there is no table, `ts` 0 until the first sync is complete. `attempt` counts
-    the first syncs that were begun: only the newest may write. `seen_id` is the greatest of the source's
-    column ids at `ts`.
+    `job` is the job's name: a job that is registered again under the same name may take over the target.
+    `table_id` is 0 while there is no table, `ts` is 0 until the first sync is complete. `attempt` counts the
+    first syncs that were begun: only the newest may write. `seen_id` is the greatest of the source's column
+    ids at `ts`.
     """
 
     owner: str
@@ -128,10 +129,10 @@ class KvWatermark:
 
 
 class MarkReader(Protocol):
-    """What keys are read from."""
+    """Anything that a key can be read from."""
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key."""
+        """Return the value of a key."""
 
 
 class KvWatermarks:
@@ -143,48 +144,50 @@ class KvWatermarks:
         self.fresh = KvWatermark(owner=owner, job=job)
 
     def read(self, view: MarkReader) -> KvWatermark | None:
-        """What there is, whosever it is; raise Corrupt when it is damaged."""
-        return self._parsed(view.get(self._key))
+        """Return the mark, of whichever job; raise Corrupt when it is damaged."""
+        return self._parse(view.get(self._key))
 
-    def held(self, txn: Transaction) -> KvWatermark | None:
-        """The same; the transaction does not commit when somebody else changes it."""
-        return self._parsed(txn.get_for_update(self._key))
+    def lock(self, txn: Transaction) -> KvWatermark | None:
+        """Return the mark, and let the transaction fail when another one changes it."""
+        return self._parse(txn.get_for_update(self._key))
 
-    def at(self, txn: Transaction, ts: int) -> KvWatermark:
-        """The mark of this job, held; raise Fenced when the target is not at `ts`."""
-        mark = self.held(txn)
+    def check_at(self, txn: Transaction, ts: int) -> KvWatermark:
+        """Lock and return this job's mark; raise Fenced when the target is not at `ts`."""
+        mark = self.lock(txn)
         if mark is None or mark.owner != self.fresh.owner or not mark.ts or mark.ts != ts:
             raise Fenced(f"table {self._target} is not at {ts} any more")
         return mark
 
-    def claimed(self, txn: Transaction, attempt: int) -> KvWatermark:
-        """The mark of this job, held; raise Fenced when a newer first sync was begun."""
-        mark = self.held(txn)
+    def check_claim(self, txn: Transaction, attempt: int) -> KvWatermark:
+        """Lock and return this job's mark; raise Fenced when a newer first sync was begun."""
+        mark = self.lock(txn)
         if mark is None or (mark.owner, mark.attempt) != (self.fresh.owner, attempt):
             raise Fenced(f"a newer first sync of {self._target} was begun")
         return mark
 
     def put(self, txn: Transaction, mark: KvWatermark) -> None:
-        """Write it."""
+        """Write the mark."""
         tree = {**asdict(mark), "columns": to_json(mark.columns)}
         txn.put(self._key, json.dumps(tree).encode())
 
-    def _parsed(self, value: bytes | None) -> KvWatermark | None:
+    def _parse(self, value: bytes | None) -> KvWatermark | None:
         if value is None:
             return None
         try:
             tree = json.loads(value)
             mark = KvWatermark(**{**tree, "columns": ()})
         except (TypeError, ValueError):
-            raise Corrupt(f"what is known of target {self._target} is damaged; keep it") from None
+            raise Corrupt(
+                f"the mark of {self._target} is damaged; keep it, and choose another table"
+            ) from None
         return replace(mark, columns=tuple(from_json(tree["columns"])))
 
 
-_STEPS_MAX = 4
+_CLAIMS_MAX = 4
 
 
 class TargetSchema:
-    """The schema of one job's target; with `create` it is the job's to make and to change."""
+    """The schema of one job's target; with `create` the job creates and changes it."""
 
     def __init__(
         self,
@@ -204,8 +207,8 @@ class TargetSchema:
         self._catalog = catalog
         self._create = create
 
-    def seen(self) -> tuple[KvWatermark | None, int]:
-        """The mark if it is this job's and the target is there, and the timestamp at which that is so."""
+    def read_mark(self) -> tuple[KvWatermark | None, int]:
+        """Return the mark if it is this job's and the target exists, and the timestamp of that."""
         ts = self._client.timestamp()
         mark = self._marks.read(self._client.snapshot(ts))
         place = _find(self._catalog.schema(ts), self._name)
@@ -214,25 +217,28 @@ class TargetSchema:
         return mark, ts
 
     def claim(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> KvWatermark:
-        """Begin a first sync: whatever was begun before cannot write any more. Make the target if need be.
+        """Begin a first sync: earlier ones cannot write any more. Create the target if there is none.
 
-        Raises Invalid when the target is not ours, or a newer job's; Fenced when it is not at `seen_ts` any
-        more, where its iteration has seen it; None: it has not looked.
+        Raises Invalid when the target belongs to something else, or to a newer job. `seen_ts` is where the
+        iteration saw the target, None if it did not look: raises Fenced when the target is not there any
+        more.
         """
-        for _ in range(_STEPS_MAX):
+        for _ in range(_CLAIMS_MAX):
             mark = transact(
-                self._client.begin, partial(self._claimed, wanted, seen_ts), clock=self._job.clock
+                self._client.begin, partial(self._try_claim, wanted, seen_ts), clock=self._job.clock
             )
             seen_ts = None
             if mark.table_id:
                 return mark
-        raise Conflict(f"others keep changing table {self._name}; begin the first sync again")
+        raise Conflict(f"table {self._name} is being changed all the time; the first sync begins again")
 
-    def _claimed(self, wanted: Sequence[TargetColumn], seen_ts: int | None, txn: Transaction) -> KvWatermark:
-        """One step: the target is made, taken, or dropped because it has to be made anew."""
+    def _try_claim(
+        self, wanted: Sequence[TargetColumn], seen_ts: int | None, txn: Transaction
+    ) -> KvWatermark:
+        """Take one step: create the target, claim it, or drop it because it has to be created again."""
         change = SchemaChange(txn)
         place = _find(change.schema, self._name)
-        held = self._marks.held(txn) or self._marks.fresh
+        held = self._marks.lock(txn) or self._marks.fresh
         self._check_place(place, held)
         ours = place is not None and (held.owner, held.table_id) == (self._job.owner, place.table.id)
         if seen_ts not in {None, held.ts if ours else 0}:
@@ -244,7 +250,7 @@ class TargetSchema:
         elif not self._create:
             _check_target(self._name, place.table, wanted)
             mark = replace(mark, table_id=place.table.id, columns=tuple(wanted))
-        elif _possible(held, wanted) is None:
+        elif _plan_if_possible(held, wanted) is None:
             change.drop_table(self._name)
         else:
             mark = replace(mark, table_id=held.table_id, columns=held.columns, seen_id=held.seen_id)
@@ -254,20 +260,23 @@ class TargetSchema:
     def _check_place(self, place: TablePlace | None, held: KvWatermark) -> None:
         account = self._catalog.account_of(self._database)
         if account.id != self._job.key.account_id:
-            raise Invalid(f"database {self._database} belongs to account {account.name}, the job does not")
+            raise Invalid(
+                f"database {self._database} belongs to account {account.name}, and the job to another; choose"
+                " a table of the job's account"
+            )
         taken = place is not None and held.table_id == place.table.id
-        if taken or held.job == self._marks.fresh.job:  # its first sync may have dropped the table just now
+        if taken or held.job == self._marks.fresh.job:  # a first sync of it may have just dropped the table
             self._job.check_takeover(held.owner, held.job, f"table {self._name}")
         if place is None:
             if not self._create:
-                raise Invalid(f"there is no table {self._name}; make it, or leave option create out")
+                raise Invalid(f"there is no table {self._name}; create it, or leave option create out")
             return
         if place.table.id == self._job.key.table_id:
             raise Invalid(f"table {self._name} is the source itself; choose another with option table")
         if self._create and not taken:
             raise Invalid(
                 f"table {self._name} was not made by this job; drop it, choose another with option table,"
-                " or give create=false if all of its rows may go"
+                " or give create=false if all of its rows may be deleted"
             )
 
     def evolve(
@@ -275,29 +284,33 @@ class TargetSchema:
         mark: KvWatermark,
         wanted: Sequence[TargetColumn],
         schema: SchemaVersion,
-        held: Callable[[Transaction], KvWatermark],
+        lock_mark: Callable[[Transaction], KvWatermark],
     ) -> Sequence[TargetColumn]:
-        """Change the target's columns one by one, each together with its mark; return those it has then.
+        """Change the target's columns one by one, each together with its mark; return the columns afterwards.
 
-        `mark` is as it was just seen, and `held` gives it again as a transaction sees it, or raises Fenced.
+        `mark` is as it was just seen; `lock_mark` returns it as a transaction sees it, or raises Fenced.
         """
         while True:
-            evolution = evolved(mark.columns, mark.seen_id, wanted, is_wider)
+            evolution = plan_evolution(mark.columns, mark.seen_id, wanted, is_wider)
             if not evolution.alterations:
                 return evolution.columns
-            mark = self._step(evolution, schema, held)
+            mark = self._apply_first(evolution, schema, lock_mark)
 
-    def _step(
-        self, evolution: SchemaEvolution, schema: SchemaVersion, held: Callable[[Transaction], KvWatermark]
+    def _apply_first(
+        self,
+        evolution: SchemaEvolution,
+        schema: SchemaVersion,
+        lock_mark: Callable[[Transaction], KvWatermark],
     ) -> KvWatermark:
+        """Make the first change of the target in a transaction; return the mark afterwards."""
         first = evolution.alterations[0]
         if not self._create or first.act is ColumnChange.RENAME:
             raise Invalid(f"column {first.column.name} of {self._name} cannot follow by itself; {REBUILD}")
         with self._client.begin() as txn:
-            mark = held(txn)
+            mark = lock_mark(txn)
             change = SchemaChange(txn)
             _alter(change, change.schema.place(self._name), first.act, first.column, schema)
-            known = [each for each in mark.columns if each.id != first.column.id]
+            known = [column for column in mark.columns if column.id != first.column.id]
             known += [] if first.act is ColumnChange.DROP else [first.column]
             mark = replace(mark, columns=tuple(known))
             self._marks.put(txn, mark)
@@ -311,23 +324,23 @@ def _find(schema: SchemaSnapshot, name: str) -> TablePlace | None:
     return None if database is None or table is None else TablePlace(database, table)
 
 
-def _possible(mark: KvWatermark, wanted: Sequence[TargetColumn]) -> SchemaEvolution | None:
-    """How the target can get its columns; None where it has to be made anew: all of its rows come again."""
+def _plan_if_possible(mark: KvWatermark, wanted: Sequence[TargetColumn]) -> SchemaEvolution | None:
+    """Plan how the target gets its columns; return None if it has to be created again with all rows."""
     try:
-        evolution = evolved(mark.columns, mark.seen_id, wanted, is_wider)
+        evolution = plan_evolution(mark.columns, mark.seen_id, wanted, is_wider)
     except Invalid:
         return None
-    return None if any(each.act is ColumnChange.RENAME for each in evolution.alterations) else evolution
+    return None if any(change.act is ColumnChange.RENAME for change in evolution.alterations) else evolution
 
 
 def _check_target(name: str, table: TableInfo, wanted: Sequence[TargetColumn]) -> None:
     keys = [column.name.lower() for column in wanted if column.key]
     if [column.name.lower() for column in table.primary_key] != keys:
-        raise Invalid(f"table {name} has another primary key than its source: it must be ({', '.join(keys)})")
-    there = {column.name.lower() for column in table.stored_columns}
-    missing = [column.name for column in wanted if column.name.lower() not in there]
+        raise Invalid(f"table {name} has another primary key than its source; make it ({', '.join(keys)})")
+    names = {column.name.lower() for column in table.stored_columns}
+    missing = [column.name for column in wanted if column.name.lower() not in names]
     if missing:
-        raise Invalid(f"table {name} has no column {missing[0]}; add it, or choose other columns")
+        raise Invalid(f"table {name} has no column {missing[0]}; add it, or select other columns")
 
 
 def _alter(
@@ -339,7 +352,7 @@ def _alter(
         query = f"ALTER TABLE {quote(table.name)} DROP COLUMN {quote(name)}"
         change.alter_table(DdlAction.DROP_COLUMN, place, changed, query)
     elif act is ColumnChange.ADD:
-        changed = alter.add_column(table, name, added_text(schema.table.column(name)))
+        changed = alter.add_column(table, name, addition_text(schema.table.column(name)))
         query = statements.alter_column("ADD", changed, changed.column(name))
         change.alter_table(DdlAction.ADD_COLUMN, place, changed, query)
     else:

@@ -1,1 +1,1 @@
-"""What the consumers of table formats have in common: copies of tables, as Parquet files."""
+"""Consumers of table formats: copies of tables as Parquet files."""

@@ -1,7 +1,4 @@
-"""Parquet files of a copy: what is known of them, where they are kept, and their rows.
-
-How a stream of rows becomes Parquet files of about one size.
-"""
+"""Parquet files of a copy: what is known of them, where they are, and how rows are divided into them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.columnar.key_order import chunk_rows
-from penstock.consumers.schema_evolution import shaped
+from penstock.consumers.schema_evolution import shape_rows
 from penstock.errors import Invalid
 from penstock.object_storage import STAGING, STAGING_LOCK, ObjectStorage
 
@@ -32,7 +29,7 @@ __all__ = [
 
 
 STRAY_MS = 86_400_000
-"""How old files are at least that belong to nothing when they are removed: nobody is still writing them."""
+"""The least age of files that belong to nothing when they are removed: no writer is that slow."""
 _FOOTERS_AT_ONCE = 8
 
 
@@ -44,36 +41,36 @@ class DataFile:
     rows: int
     nbytes: int
     lowest: Any = field(default=None, repr=False)
-    """None when it is not known, or there is no value."""
+    """None when it is unknown, or there is no value."""
     highest: Any = field(default=None, repr=False)
     nulls: bool = True
     """Whether the key's first column may be NULL: a zero date is."""
     origin: Any = field(default=None, repr=False, compare=False)
-    """What the format knows it by."""
+    """The format's own object."""
 
     @property
     def bounded(self) -> bool:
-        """Whether it is known where its keys are."""
+        """Whether its bounds are known."""
         return self.lowest is not None and self.highest is not None
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that was just written, and belongs to nothing yet."""
+    """A file that was just written, and belongs to no commit yet."""
 
     path: str
     nbytes: int
     footer: pq.FileMetaData = field(repr=False)
 
     def file(self, key: str) -> DataFile:
-        """What is known of it, by the key's first column."""
+        """Return it with the bounds of the key's first column."""
         return DataFile(self.path, self.footer.num_rows, self.nbytes, *_bounds(self.footer, key))
 
 
 class FileStore(Protocol):
-    """Where files are, by paths relative to the copy; penstock.object_storage.Storage is one.
+    """Where files are, by paths relative to the copy; `penstock.object_storage.ObjectStorage` is one.
 
-    A written file is durable and visible on return. Raises Unavailable for what may pass.
+    A written file is durable and visible on return. Raises Unavailable for errors that may pass.
     """
 
     def write(self, path: str, data: bytes) -> None:
@@ -83,41 +80,41 @@ class FileStore(Protocol):
         """Open a file for reading by range."""
 
     def names(self, folder: str) -> list[str]:
-        """The paths of all files in a folder."""
+        """Return the paths of all files in a folder."""
 
     def delete(self, path: str) -> None:
-        """Remove a file; one that is not there is removed already."""
+        """Delete a file, if it exists."""
 
 
 def read_rows(store: FileStore, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, some at a time, in columns that may have come later: those are NULL."""
+    """Yield the rows of a file, some at a time; columns that were added later are NULL."""
     with store.open(path) as opened:
         file = pq.ParquetFile(opened)
-        there = set(file.schema_arrow.names)
-        wanted = [name for name in schema.names if name in there]
+        present = set(file.schema_arrow.names)
+        wanted = [name for name in schema.names if name in present]
         nbytes = sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups))
         for batch in file.iter_batches(chunk_rows(file.metadata.num_rows, nbytes), columns=wanted):
-            yield shaped(batch, schema)
+            yield shape_rows(batch, schema)
 
 
 def check_only_attempts(store: FileStore, folder: str, place: str) -> None:
-    """Raise Invalid when a place that should be empty has more than what attempts of jobs left there."""
+    """Raise Invalid when a place that should be empty has more than files of failed attempts."""
     ours = re.compile(rf"{STAGING}.*|{folder}/\d+/[0-9a-f]{{12}}-[0-9-]+\.parquet")
     if any(not ours.fullmatch(path) for path in store.names("")):
         raise Invalid(f"{place} has files that are not Penstock's; give an empty place, or remove them")
 
 
 def remove_half_written(storage: ObjectStorage, now_ms: int) -> None:
-    """Remove what writers that were killed have left of files in a local directory."""
-    for each in storage.list_objects(STAGING):
-        if each.path != STAGING_LOCK and each.modified_ms < now_ms - STRAY_MS:
-            storage.delete(each.path)
+    """Remove what killed writers have left of files in a local directory."""
+    for left in storage.list_objects(STAGING):
+        if left.path != STAGING_LOCK and left.modified_ms < now_ms - STRAY_MS:
+            storage.delete(left.path)
 
 
 def with_bounds(store: FileStore, files: Sequence[DataFile], key: str) -> list[DataFile]:
-    """Files with what their footers say of a column, where it is not known."""
+    """Return files with the bounds of a column, read from their footers if they are unknown."""
 
-    def looked(file: DataFile) -> DataFile:
+    def read_bounds(file: DataFile) -> DataFile:
         if file.bounded:
             return file
         with store.open(file.path) as opened:
@@ -125,13 +122,13 @@ def with_bounds(store: FileStore, files: Sequence[DataFile], key: str) -> list[D
         return replace(file, lowest=lowest, highest=highest, nulls=nulls)
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        return list(pool.map(looked, files))
+        return list(pool.map(read_bounds, files))
 
 
 def _bounds(footer: pq.FileMetaData, key: str) -> tuple[Any, Any, bool]:
-    """The least and the greatest value of a column, and whether it may be NULL.
+    """Return the least and the greatest value of a column, and whether it may be NULL.
 
-    (None, None, True) where the footer does not say.
+    (None, None, True) if the footer does not have them.
     """
     paths = [footer.schema.column(place).path for place in range(footer.num_columns)]
     place = paths.index(key) if key in paths else -1
@@ -149,17 +146,17 @@ def _bounds(footer: pq.FileMetaData, key: str) -> tuple[Any, Any, bool]:
 
 
 FILE_BYTES = 64 << 20
-"""Bytes of rows in memory that make a file; on storage it is some times smaller."""
+"""Bytes of rows in memory that make a file; on storage it is several times smaller."""
 GROUP_BYTES = 16 << 20
 """Bytes of rows in memory that make a row group."""
 
 
 class FileWriter:
-    """Cuts rows into files. `schema` has, beside the columns, what a format wants of its files.
+    """Divides rows into files. `schema` has, beside the columns, what a format needs in its files.
 
-    A file that is full ends when there are rows for half of another: else each time that it is written again
-    with few rows more, there would be one small file more. Names are `folder/name-00000.parquet` and so on:
-    two writers of one folder need two names.
+    A full file ends when there are rows for half of another one: otherwise each rewrite with a few more rows
+    would add one small file. Names are `folder/name-00000.parquet` and so on: two writers of one folder need
+    two names.
     """
 
     def __init__(
@@ -199,7 +196,7 @@ class FileWriter:
             self._write_held()
 
     def cut(self) -> None:
-        """End the current file: rows that come belong to another stretch of keys."""
+        """End the current file: the next rows belong to another range of keys."""
         self._write_held()
         self._end()
 
@@ -209,7 +206,7 @@ class FileWriter:
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._output, self._schema, compression="zstd")
         rows = pa.Table.from_batches(
-            [pa.RecordBatch.from_arrays(each.columns, schema=self._schema) for each in self._held]
+            [pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) for batch in self._held]
         )
         self._writer.write_table(rows, row_group_size=rows.num_rows)
         self._bytes += self._held_bytes

@@ -1,11 +1,8 @@
 """A copy of a table as an Iceberg table: rows and watermark in one commit of its catalog.
 
 The watermark is a property of the table, and always set together with a snapshot whose parent is the one that
-was looked at: the catalog refuses whoever comes second.
-
-Commits of an Iceberg table whose cost does not grow with the number of those before.
-
-Files below the location of an Iceberg table, through the library's own access to storage.
+was read: the catalog refuses a writer that comes second. The cost of a commit does not grow with the number
+of earlier ones.
 """
 
 import logging
@@ -41,7 +38,7 @@ from penstock.consumers.lake.files import DataFile, WrittenFile
 from penstock.consumers.lake.iceberg_metadata import (
     SNAPSHOTS_MAX,
     bounds_of,
-    copied_columns,
+    copy_columns,
     entry_of,
     expire,
     file_schema,
@@ -52,8 +49,8 @@ from penstock.consumers.lake.iceberg_metadata import (
     stored_type,
 )
 from penstock.consumers.lake.table import LakeWatermark, Overtaken, Version
-from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
-from penstock.consumers.schema_evolution import Dialect, key_columns, shaped
+from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, reveal_secrets
+from penstock.consumers.schema_evolution import Dialect, key_columns, shape_rows
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.jobs.consumer import JobContext
 
@@ -66,25 +63,25 @@ _NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 
 class Overwrite(_OverwriteFiles):
-    """Files that come and go. The library's own keeps, and reads, manifests of which no file is left."""
+    """A snapshot that adds and removes files. The library's own also reads manifests without files."""
 
     @classmethod
     def begin(cls, transaction: Transaction, io: FileIO, summary: dict[str, str]) -> "Overwrite":
-        """A snapshot that is staged when the context ends."""
+        """Return a snapshot that is staged when the context ends."""
         first = transaction.table_metadata.current_snapshot() is None
         operation = Operation.APPEND if first else Operation.OVERWRITE
         return cls(operation, transaction, io, snapshot_properties=summary)
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         used = [
-            each
-            for each in manifests
-            if each.added_snapshot_id == self._snapshot_id
-            or each.has_added_files()
-            or each.has_existing_files()
+            manifest
+            for manifest in manifests
+            if manifest.added_snapshot_id == self._snapshot_id
+            or manifest.has_added_files()
+            or manifest.has_existing_files()
         ]
-        data = [each for each in used if each.content == ManifestContent.DATA]
-        deletes = [each for each in used if each.content != ManifestContent.DATA]
+        data = [manifest for manifest in used if manifest.content == ManifestContent.DATA]
+        deletes = [manifest for manifest in used if manifest.content != ManifestContent.DATA]
         merging = _ManifestMergeManager(
             target_size_bytes=_MANIFEST_BYTES,
             min_count_to_merge=_MANIFESTS_MAX,
@@ -95,10 +92,10 @@ class Overwrite(_OverwriteFiles):
 
 
 def strict_transaction(table: Table) -> Transaction:
-    """A transaction that is committed on top of the table's very snapshot or not at all.
+    """Return a transaction that is committed on top of the table's very snapshot or not at all.
 
-    The library would put a commit that came second on top of the first, and copies all that it knows of a
-    table again and again. What it is told here is known to this object alone: commits hold what they change.
+    The library would put a second commit on top of the first, and copies all metadata of a table again and
+    again. The changed properties exist only in this object: commits contain what they change.
     """
     current = table.current_snapshot()
     metadata = table.metadata.model_copy(
@@ -113,22 +110,22 @@ def strict_transaction(table: Table) -> Transaction:
 
 
 class IcebergFiles:
-    """Implements FileStore. Paths are relative to the location; those that are not are taken as they are."""
+    """The files below a table's location. Paths are relative to it; absolute ones are used as they are."""
 
     def __init__(self, properties: Mapping[str, str], location: str) -> None:
         self.io = PyArrowFileIO(dict(properties))
         self._root = location.rstrip("/")
 
     def relative(self, location: str) -> str:
-        """The path of a file by its location."""
+        """Return the path of a file by its location."""
         return location.removeprefix(f"{self._root}/")
 
     def absolute(self, path: str) -> str:
-        """The location of a file by its path."""
+        """Return the location of a file by its path."""
         return path if "://" in path or path.startswith("/") else f"{self._root}/{path}"
 
     def write(self, path: str, data: bytes) -> None:
-        """See FileStore."""
+        """Write a file; raise Unavailable when storage fails."""
         with (
             self._failures("write", path),
             self.io.new_output(self.absolute(path)).create(overwrite=True) as file,
@@ -136,21 +133,21 @@ class IcebergFiles:
             file.write(data)
 
     def open(self, path: str) -> pa.NativeFile:
-        """See FileStore."""
+        """Open a file for reading by range; raise Unavailable when storage fails."""
         with self._failures("open", path):
             return cast("pa.NativeFile", self.io.new_input(self.absolute(path)).open())
 
     def names(self, folder: str) -> list[str]:
-        """See FileStore."""
+        """Return the paths of all files in a folder."""
         scheme, netloc, root = PyArrowFileIO.parse_location(self._root, self.io.properties)
         with self._failures("list", folder):
             system = self.io.fs_by_scheme(scheme, netloc)
             below = FileSelector(f"{root}/{folder.rstrip('/')}", recursive=True, allow_not_found=True)
             found = system.get_file_info(below)
-        return sorted(each.path.removeprefix(f"{root}/") for each in found if each.type is FileType.File)
+        return sorted(info.path.removeprefix(f"{root}/") for info in found if info.type is FileType.File)
 
     def delete(self, path: str) -> None:
-        """See FileStore."""
+        """Delete a file, if it exists."""
         with self._failures("delete", path):
             try:
                 self.io.delete(self.absolute(path))
@@ -183,20 +180,20 @@ _log = logging.getLogger(__name__)
 
 
 class IcebergOptions(ConsumerOptions):
-    """Which table, and in which catalog."""
+    """The table, and its catalog."""
 
     table: str
-    """namespace.table"""
+    """The table, as namespace.table."""
     catalog: Properties = Field({}, repr=False)
-    """What pyiceberg has to know: catalog.type, catalog.uri, catalog.warehouse, catalog.s3.endpoint, ..."""
+    """Options of pyiceberg: catalog.type, catalog.uri, catalog.warehouse, catalog.s3.endpoint, ..."""
     history: Seconds = Field(86_400, ge=0)
-    """How long old snapshots stay, while there are not more than some hundred."""
+    """How long old snapshots stay, as long as there are not more than some hundred."""
 
     @classmethod
     def absolute_options(cls, options: Mapping[str, str]) -> dict[str, str]:
-        """See ConsumerOptions: the catalog may be a file of SQLite, and its warehouse a folder.
+        """Return the options with absolute paths of a SQLite catalog and of a warehouse that is a folder.
 
-        Other catalogs than those in databases may know a warehouse by a name, which stays as it is.
+        Catalogs that are not databases may know a warehouse by a name, which stays as it is.
         """
         found = dict(options)
         uri, warehouse = (found.get(f"catalog.{name}", "") for name in ("uri", "warehouse"))
@@ -225,12 +222,12 @@ class Iceberg(LakeConsumer):
         self.options = IcebergOptions.parse(job.info)
 
     def open_table(self) -> "IcebergCopy":
-        """See LakeConsumer."""
+        """Return the Iceberg table that the options name."""
         return IcebergCopy(self.options, self.job.clock)
 
 
 class IcebergCopy:
-    """An Iceberg table. Implements LakeTable."""
+    """A LakeTable in Iceberg's format."""
 
     dialect = Dialect(stored_type, widens=promotes, renames=True)
     folder = "data"
@@ -246,14 +243,14 @@ class IcebergCopy:
     def catalog(self) -> Catalog:
         """The catalog that the options describe.
 
-        It is opened over the network, so it is no cached_property: the lock of one is that of all copies.
+        It is opened over the network. It is not a cached_property, because all copies share the lock of one.
         """
         if self._catalog is None:
             self._catalog = self._open_catalog()
         return self._catalog
 
     def _open_catalog(self) -> Catalog:
-        properties = revealed(self._options.catalog)
+        properties = reveal_secrets(self._options.catalog)
         name = properties.pop("name", "penstock")
         try:
             return load_catalog(name, **properties)
@@ -261,12 +258,12 @@ class IcebergCopy:
             raise Invalid(f"the catalog of {self.place} cannot be opened; check catalog.*") from error
 
     def close(self) -> None:
-        """See LakeTable."""
+        """Close the catalog."""
         if self._catalog is not None:
             self._catalog.close()
 
-    def look(self) -> Version | None:
-        """See LakeTable."""
+    def latest(self) -> Version | None:
+        """Return the newest version; None when there is no table. Raises Invalid if it is not Penstock's."""
         try:
             table = self.catalog.load_table(self.name)
         except (NoSuchTableError, NoSuchNamespaceError):
@@ -276,7 +273,7 @@ class IcebergCopy:
             raise Invalid(f"{self.place} is not Penstock's; give the job a table of its own")
         if not table.spec().is_unpartitioned():
             raise Invalid(
-                f"somebody partitioned {self.place}: it cannot be kept like that; drop it, and make it anew"
+                f"another program partitioned {self.place}, which a copy cannot be; drop it, and rebuild it"
                 " with `penstock job repair --rebuild`"
             )
         marks = LakeWatermark(
@@ -285,12 +282,12 @@ class IcebergCopy:
             watermark=int(found[_WATERMARK]),
             column_id=int(found[_COLUMN_ID]),
         )
-        schema = copied_columns(table.schema(), found[_NUMBERING])
+        schema = copy_columns(table.schema(), found[_NUMBERING])
         crowded = len(table.snapshots()) > SNAPSHOTS_MAX
         return Version(marks=marks, schema=schema, origin=table, crowded=crowded)
 
     def files(self, version: Version) -> list[DataFile]:
-        """See LakeTable."""
+        """Return the files of a version, with the bounds that its manifests have."""
         table: Table = version.origin
         key = key_columns(version.schema)[0]
         field = table.schema().find_field(key)
@@ -308,14 +305,14 @@ class IcebergCopy:
         ]
 
     def read(self, version: Version, file: DataFile) -> Iterator[pa.RecordBatch]:
-        """See LakeTable. The rows of one file are in memory at a time."""
+        """Yield the rows of a file; they are in memory all at once."""
         table: Table = version.origin
         scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
         for batch in scan.to_record_batches([file.origin]):
-            yield shaped(batch, version.schema)
+            yield shape_rows(batch, version.schema)
 
     def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> "IcebergStaging":
-        """See LakeTable."""
+        """Prepare a commit; raise Overtaken when another writer has created the table."""
         if base is not None:
             table: Table = base.origin
             transaction = strict_transaction(table)
@@ -329,11 +326,13 @@ class IcebergCopy:
             )
         except TableAlreadyExistsError as error:
             raise Overtaken(f"{self.place} has just been made") from error
-        properties = creation._table.io.properties  # with what the catalog lends for this very table
+        properties = (
+            creation._table.io.properties
+        )  # with the credentials that the catalog lends for this table
         return IcebergStaging(self, creation, properties, None, schema, whole=True)
 
     def maintain(self) -> None:
-        """See LakeTable."""
+        """Expire old snapshots, and delete the files that only they needed."""
         table = self.catalog.load_table(self.name)
         before_ms = self._clock.wall_ms() - int(self._options.history * 1000)
         store = _files_of(table)
@@ -345,7 +344,7 @@ class IcebergCopy:
 
 
 class IcebergStaging:
-    """See Staging."""
+    """A prepared commit of an Iceberg table."""
 
     def __init__(
         self,
@@ -371,7 +370,7 @@ class IcebergStaging:
     def commit(
         self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
     ) -> None:
-        """See Staging."""
+        """Commit a snapshot with the watermark; raise Overtaken when the table has a newer one."""
         gone = self._copy.files(self._base) if self._base and self._whole else removed
         metadata = self._transaction.table_metadata
         store = self.open_store()
@@ -380,8 +379,8 @@ class IcebergStaging:
             with Overwrite.begin(self._transaction, store.io, summary) as snapshot:
                 for file in gone:
                     snapshot.delete_data_file(file.origin.file)
-                for each in written:
-                    snapshot.append_data_file(entry_of(each, store.absolute(each.path), metadata))
+                for new in written:
+                    snapshot.append_data_file(entry_of(new, store.absolute(new.path), metadata))
             self._transaction.set_properties(
                 {
                     **summary,

@@ -1,9 +1,7 @@
-"""What an Iceberg manifest says of a file, and what becomes of old snapshots.
+"""Metadata of an Iceberg table: entries of files in manifests, expired snapshots, and columns.
 
-An Iceberg table's columns and those of a copy, and how the former follow the latter.
-
-Iceberg numbers columns itself. Which of its numbers is which column of the source is kept as a property of
-the table, in the same commits as everything else.
+Iceberg numbers columns itself. Which of its numbers is which column of the source is a property of the table,
+in the same commits as everything else.
 """
 
 import json
@@ -49,7 +47,7 @@ from penstock.jobs.schema_changes import fits
 __all__ = [
     "SNAPSHOTS_MAX",
     "bounds_of",
-    "copied_columns",
+    "copy_columns",
     "entry_of",
     "expire",
     "file_schema",
@@ -62,12 +60,12 @@ __all__ = [
 
 
 SNAPSHOTS_MAX = 500
-"""Snapshots that a table has at most, however young: all of them are in the file that each commit writes."""
+"""The most snapshots of a table, however young: all of them are in the file that each commit writes."""
 _SNAPSHOTS_KEPT = 400
 
 
 def entry_of(written: WrittenFile, location: str, metadata: TableMetadata) -> Entry:
-    """A new file as a manifest has it."""
+    """Return a new file as a manifest has it."""
     schema = metadata.schema()
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=written.footer,
@@ -89,7 +87,7 @@ def entry_of(written: WrittenFile, location: str, metadata: TableMetadata) -> En
 
 
 def bounds_of(entry: Entry, column: NestedField, as_arrow: pa.DataType) -> tuple[Any, Any, bool]:
-    """The least and the greatest value of a column, and whether it may be NULL; see DataFile."""
+    """Return the least and the greatest value of a column, and whether it may be NULL."""
     kind, number = column.field_type, column.field_id
     assert isinstance(kind, PrimitiveType), "keys are no lists"
     bounds = [
@@ -102,33 +100,33 @@ def bounds_of(entry: Entry, column: NestedField, as_arrow: pa.DataType) -> tuple
 
 def _value(bound: bytes, kind: PrimitiveType, as_arrow: pa.DataType) -> Any:
     value = from_bytes(kind, bound)
-    if pa.types.is_temporal(as_arrow):  # which are counted since 1970
+    if pa.types.is_temporal(as_arrow):  # stored as a count since 1970
         width = pa.int32() if pa.types.is_date32(as_arrow) else pa.int64()
         return pa.scalar(value, width).cast(as_arrow).as_py()
     return value
 
 
 def expire(table: Table, before_ms: int) -> list[str]:
-    """Let snapshots go that are older, or too many, and return the locations that only they needed.
+    """Expire snapshots that are older, or too many; return the locations that only they needed.
 
-    Where somebody has made branches or tags, or gone back to an older snapshot, all of them stay.
+    If the table has branches or tags, or was rolled back to an older snapshot, all of them stay.
     """
     lineage = _lineage(table)
     if set(table.refs()) != {"main"} or len(lineage) != len(table.snapshots()):
         return []
-    kept = max(1, sum(each.timestamp_ms >= before_ms for each in lineage))
+    kept = max(1, sum(snapshot.timestamp_ms >= before_ms for snapshot in lineage))
     if len(lineage) > SNAPSHOTS_MAX:
         kept = min(kept, _SNAPSHOTS_KEPT)
     expired = lineage[kept:]
     if not expired:
         return []
-    unneeded = list(_needed_only_by(expired, lineage[kept - 1], table))
-    table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in expired]).commit()
+    unneeded = list(_find_unshared(expired, lineage[kept - 1], table))
+    table.maintenance.expire_snapshots().by_ids([snapshot.snapshot_id for snapshot in expired]).commit()
     return unneeded
 
 
 def _lineage(table: Table) -> list[Snapshot]:
-    """The current snapshot, its parent, and so on."""
+    """Return the current snapshot, its parent, and so on."""
     found: list[Snapshot] = []
     at = table.current_snapshot()
     while at is not None:
@@ -138,12 +136,12 @@ def _lineage(table: Table) -> list[Snapshot]:
     return found
 
 
-def _needed_only_by(expired: list[Snapshot], oldest: Snapshot, table: Table) -> Iterator[str]:
-    """What snapshots have that the next one, the oldest that stays, does not have: no later one has it.
+def _find_unshared(expired: list[Snapshot], oldest: Snapshot, table: Table) -> Iterator[str]:
+    """Yield what expired snapshots have and the oldest that stays does not have: no later one has it.
 
-    Files were taken out by the snapshot after the last one that has them.
+    Files were removed by the snapshot after the last one that has them.
     """
-    still = {each.manifest_path for each in oldest.manifests(table.io)}
+    still = {manifest.manifest_path for manifest in oldest.manifests(table.io)}
     gone: set[str] = set()
     for snapshot in (oldest, *expired[:-1]):
         for manifest in snapshot.manifests(table.io):
@@ -155,7 +153,9 @@ def _needed_only_by(expired: list[Snapshot], oldest: Snapshot, table: Table) -> 
     for snapshot in expired:
         gone.add(snapshot.manifest_list)
         gone.update(
-            each.manifest_path for each in snapshot.manifests(table.io) if each.manifest_path not in still
+            manifest.manifest_path
+            for manifest in snapshot.manifests(table.io)
+            if manifest.manifest_path not in still
         )
     yield from sorted(gone)
 
@@ -175,25 +175,25 @@ _TYPES: dict[pa.DataType, IcebergType] = {
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type in which values of a type are kept: Iceberg has no integers below 32 bits."""
+    """Return the type in which values of a type are stored: Iceberg has no integers below 32 bits."""
     kept = parquet_type(kind)
     return pa.int32() if pa.types.is_integer(kept) and kept.bit_width < 32 else kept
 
 
 def promotes(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether Iceberg reads files with a column of one type as if it had always been of the other."""
+    """Return whether Iceberg reads a column of one type as if it had always had the other."""
     if pa.types.is_decimal(old) and pa.types.is_decimal(new):
         return bool(old.scale == new.scale) and fits(old, new)
     return fits(old, new)
 
 
 def new_schema(schema: pa.Schema) -> Schema:
-    """The columns of a new table."""
-    numbers = iter(range(1, 2 * len(schema) + 1))
+    """Return the columns of a new table."""
+    numbers = iter(range(1, 2 * len(schema) + 1))  # two for each column: a list needs one for its element
     return Schema(
         *(
-            NestedField(next(numbers), each.name, _iceberg_type(each.type, next(numbers)), required=False)
-            for each in schema
+            NestedField(next(numbers), column.name, _iceberg_type(column.type, next(numbers)), required=False)
+            for column in schema
         )
     )
 
@@ -207,7 +207,7 @@ def _iceberg_type(kind: pa.DataType, element_id: int = -1) -> IcebergType:
 
 
 def _arrow_type(kind: pa.DataType) -> pa.DataType:
-    """A type as Penstock has it, of what the library makes of it."""
+    """Return Penstock's type for a type that the library returns."""
     if pa.types.is_large_list(kind):
         return pa.list_(kind.value_field)
     large = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
@@ -215,46 +215,46 @@ def _arrow_type(kind: pa.DataType) -> pa.DataType:
 
 
 def numbering(schema: Schema, copied: pa.Schema) -> str:
-    """Which column of the source each number of the table is, and which are the key: the property's text."""
-    ids = {schema.find_field(each.name).field_id: column_id(each) for each in copied}
+    """Return the property's text: which column of the source each number is, and which are the key."""
+    ids = {schema.find_field(column.name).field_id: column_id(column) for column in copied}
     keys = [schema.find_field(name).field_id for name in key_columns(copied)]
     return json.dumps({"columns": ids, "keys": keys})
 
 
-def copied_columns(schema: Schema, numbering_text: str) -> pa.Schema:
-    """The columns of a copy; those that somebody else added have ids that no column of the source has."""
+def copy_columns(schema: Schema, numbering_text: str) -> pa.Schema:
+    """Return the columns of a copy; those that another program added get negative ids."""
     kept = json.loads(numbering_text)
     fields = []
-    for each, as_arrow in zip(schema.fields, schema_to_pyarrow(schema), strict=True):
-        metadata = {COLUMN_ID: str(kept["columns"].get(str(each.field_id), -each.field_id))}
-        if each.field_id in kept["keys"]:
-            metadata[KEY_PLACE] = str(kept["keys"].index(each.field_id))
-        fields.append(pa.field(each.name, parquet_type(_arrow_type(as_arrow.type)), metadata=metadata))
+    for field, as_arrow in zip(schema.fields, schema_to_pyarrow(schema), strict=True):
+        metadata = {COLUMN_ID: str(kept["columns"].get(str(field.field_id), -field.field_id))}
+        if field.field_id in kept["keys"]:
+            metadata[KEY_PLACE] = str(kept["keys"].index(field.field_id))
+        fields.append(pa.field(field.name, parquet_type(_arrow_type(as_arrow.type)), metadata=metadata))
     return pa.schema(fields)
 
 
 def file_schema(schema: Schema, copied: pa.Schema) -> pa.Schema:
-    """The columns of a copy as its files have them: with Iceberg's numbers."""
+    """Return the columns of a copy as its files have them: with Iceberg's numbers."""
     numbered = schema_to_pyarrow(schema)
     return pa.schema(
         [
             pa.field(
-                each.name,
-                _arrow_type(numbered.field(each.name).type),
-                metadata={_FIELD_ID: numbered.field(each.name).metadata[_FIELD_ID]},
+                column.name,
+                _arrow_type(numbered.field(column.name).type),
+                metadata={_FIELD_ID: numbered.field(column.name).metadata[_FIELD_ID]},
             )
-            for each in copied
+            for column in copied
         ]
     )
 
 
-def follow(transaction: Transaction, there: pa.Schema, wanted: pa.Schema) -> None:
-    """Stage what makes the columns of a table those of a copy. Values in files stay where a column does."""
-    before = {column_id(each): each for each in there}
-    after = {column_id(each) for each in wanted}
+def follow(transaction: Transaction, current: pa.Schema, wanted: pa.Schema) -> None:
+    """Stage the changes that make a table's columns those of a copy; columns that stay keep their values."""
+    before = {column_id(column): column for column in current}
+    after = {column_id(column) for column in wanted}
     fresh: list[pa.Field] = []
     with transaction.update_schema() as update:
-        for old in there:
+        for old in current:
             if column_id(old) not in after:
                 update.delete_column((old.name,))
         for new in wanted:
@@ -268,6 +268,6 @@ def follow(transaction: Transaction, there: pa.Schema, wanted: pa.Schema) -> Non
                 update.update_column((old.name,), _iceberg_type(new.type))
             if old.name != new.name:
                 update.rename_column((old.name,), new.name)
-    with transaction.update_schema() as update:  # when the names of others are free
+    with transaction.update_schema() as update:  # once the old names are free
         for new in fresh:
             update.add_column((new.name,), _iceberg_type(new.type))

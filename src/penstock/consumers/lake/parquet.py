@@ -1,11 +1,8 @@
-"""A plain copy of a table as Parquet files on object storage, for readers that know nothing but Parquet.
+"""A plain copy of a table as Parquet files on object storage, for readers that only know Parquet.
 
-`_penstock.json` names the files that are the table, and its watermark; see lake/copymanifest.py.
-
-The manifest of a Parquet copy: which files are the table, and up to when. JSON in `_penstock.json`. Pure.
-
-Whoever reads the copy reads the manifest and then the files that it names: they are the table at its
-watermark, and stay for a while after a later manifest does not name them any more. Others are none of it.
+The manifest `_penstock.json` names the files that are the table, and its watermark. A reader reads the
+manifest and then the files that it names: they are the table at its watermark, and stay for a while after a
+later manifest does not name them any more. Other files do not belong to the table.
 """
 
 import json
@@ -78,7 +75,7 @@ class Retired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyManifest:
-    """A copy at one commit. `commit` is another one in each manifest."""
+    """A copy at one commit. `commit` is different in each manifest."""
 
     marks: LakeWatermark
     schema: pa.Schema
@@ -86,8 +83,8 @@ class CopyManifest:
     retired: tuple[Retired, ...] = field(default=(), repr=False)
     commit: str = ""
 
-    def encoded(self) -> bytes:
-        """As it is stored."""
+    def encode(self) -> bytes:
+        """Return the JSON of the manifest."""
         keys = key_columns(self.schema)
         kind = self.schema.field(keys[0]).type
         tree = {
@@ -99,33 +96,34 @@ class CopyManifest:
             "column_id": self.marks.column_id,
             "keys": keys,
             "columns": [
-                {"name": each.name, "type": str(each.type), "id": column_id(each)} for each in self.schema
+                {"name": column.name, "type": str(column.type), "id": column_id(column)}
+                for column in self.schema
             ],
             "files": [
                 {
-                    "path": each.path,
-                    "rows": each.rows,
-                    "bytes": each.nbytes,
-                    "lowest": _bound_text(each.lowest, kind),
-                    "highest": _bound_text(each.highest, kind),
-                    "nulls": each.nulls,
+                    "path": file.path,
+                    "rows": file.rows,
+                    "bytes": file.nbytes,
+                    "lowest": _encode_bound(file.lowest, kind),
+                    "highest": _encode_bound(file.highest, kind),
+                    "nulls": file.nulls,
                 }
-                for each in self.files
+                for file in self.files
             ],
-            "retired": [{"path": each.path, "at_ms": each.at_ms} for each in self.retired],
+            "retired": [{"path": file.path, "at_ms": file.at_ms} for file in self.retired],
         }
         return json.dumps(tree, indent=1, ensure_ascii=False).encode()
 
     @classmethod
-    def decoded(cls, data: bytes, *, place: str) -> Self:
-        """Read it; raise Corrupt when it is no manifest."""
+    def decode(cls, data: bytes, *, place: str) -> Self:
+        """Read a manifest; raise Corrupt when it is damaged."""
         try:
             tree = json.loads(data)
             if tree["format"] != _FORMAT:
                 raise Corrupt(
                     f"{MANIFEST} at {place} has format {tree['format']}, too new for this version; upgrade"
                 )
-            schema = pa.schema([_field(each, tree["keys"]) for each in tree["columns"]])
+            schema = pa.schema([_field(column, tree["keys"]) for column in tree["columns"]])
             kind = schema.field(tree["keys"][0]).type
             return cls(
                 marks=LakeWatermark(
@@ -135,12 +133,12 @@ class CopyManifest:
                     column_id=int(tree["column_id"]),
                 ),
                 schema=schema,
-                files=tuple(_file(each, kind) for each in tree["files"]),
-                retired=tuple(Retired(each["path"], each["at_ms"]) for each in tree["retired"]),
+                files=tuple(_file(file, kind) for file in tree["files"]),
+                retired=tuple(Retired(file["path"], file["at_ms"]) for file in tree["retired"]),
                 commit=tree["commit"],
             )
         except (KeyError, TypeError, ValueError, pa.ArrowInvalid):
-            raise Corrupt(f"{MANIFEST} at {place} is damaged; make the copy anew at another place") from None
+            raise Corrupt(f"{MANIFEST} at {place} is damaged; make another copy at another place") from None
 
 
 def _field(tree: dict[str, Any], keys: Sequence[str]) -> pa.Field:
@@ -158,19 +156,19 @@ def _file(tree: dict[str, Any], kind: pa.DataType) -> DataFile:
         tree["path"],
         tree["rows"],
         tree["bytes"],
-        _bound(tree["lowest"], kind),
-        _bound(tree["highest"], kind),
+        _decode_bound(tree["lowest"], kind),
+        _decode_bound(tree["highest"], kind),
         tree["nulls"],
     )
 
 
-def _bound_text(value: Any, kind: pa.DataType) -> str | None:
+def _encode_bound(value: Any, kind: pa.DataType) -> str | None:
     if value is None:
         return None
     return value.hex() if pa.types.is_binary(kind) else pa.scalar(value, kind).cast(pa.string()).as_py()  # type: ignore[no-any-return] # Arrow has no types
 
 
-def _bound(text: str | None, kind: pa.DataType) -> Any:
+def _decode_bound(text: str | None, kind: pa.DataType) -> Any:
     if text is None:
         return None
     return (
@@ -191,27 +189,29 @@ class ParquetCopy(LakeConsumer):
         self.options = LakeOptions.parse(job.info)
 
     def open_table(self) -> "ParquetTable":
-        """See LakeConsumer."""
+        """Return the directory at the job's URI."""
         return ParquetTable(self.options.place, self.options.history, self.job.clock)
 
 
 def live_files(uri: str, storage: dict[str, str] | None = None) -> tuple[int, list[str]]:
-    """The watermark of a copy, and the URLs of the files that are the table then.
+    """Return the watermark of a copy, and the URLs of the files that are the table at it.
 
     Raises Invalid when there is no copy. The files stay for the job's `history` at least.
     """
     place = LakeOptions.model_validate({"uri": uri, "storage": storage or {}}).place
     data = place.open().read(MANIFEST)
     if data is None:
-        raise Invalid(f"there is no copy at {place.url}; look at the uri of its job")
-    manifest = CopyManifest.decoded(data, place=place.url)
-    return manifest.marks.watermark, [f"{place.url}/{each.path}" for each in manifest.files]
+        raise Invalid(f"there is no copy at {place.url}; use the uri of its job")
+    manifest = CopyManifest.decode(data, place=place.url)
+    return manifest.marks.watermark, [f"{place.url}/{file.path}" for file in manifest.files]
 
 
 class ParquetTable:
-    """A directory with a manifest. Implements LakeTable."""
+    """A LakeTable that is a directory with a manifest."""
 
-    dialect = Dialect(parquet_type, adds=False)  # all files have the same columns: readers look at one
+    dialect = Dialect(
+        parquet_type, adds=False
+    )  # all files have the same columns, because readers take them from one
     folder = "data"
 
     def __init__(self, ref: StorageRef, history_s: float, clock: Clock) -> None:
@@ -224,26 +224,26 @@ class ParquetTable:
     def _storage(self) -> ObjectStorage:
         return self._ref.open()
 
-    def look(self) -> Version | None:
-        """See LakeTable."""
+    def latest(self) -> Version | None:
+        """Return the newest version; None when there is no manifest. Raises Invalid for files of others."""
         data = self._storage.read(MANIFEST)
         if data is None:
             check_only_attempts(self._storage, self.folder, self.place)
             return None
-        manifest = CopyManifest.decoded(data, place=self.place)
+        manifest = CopyManifest.decode(data, place=self.place)
         return Version(marks=manifest.marks, schema=manifest.schema, origin=(manifest, data))
 
     def files(self, version: Version) -> list[DataFile]:
-        """See LakeTable."""
+        """Return the files that the manifest names."""
         manifest: CopyManifest = version.origin[0]
         return list(manifest.files)
 
     def read(self, version: Version, file: DataFile) -> Iterator[pa.RecordBatch]:
-        """See LakeTable."""
+        """Yield the rows of a file, in the version's columns."""
         return read_rows(self._storage, file.path, version.schema)
 
     def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> "ParquetStaging":
-        """See LakeTable."""
+        """Prepare a commit."""
         return ParquetStaging(self, base, schema, whole=whole)
 
     @property
@@ -254,10 +254,10 @@ class ParquetTable:
     def commit(
         self, marks: LakeWatermark, schema: pa.Schema, base: Version | None, files: Sequence[DataFile]
     ) -> None:
-        """Put a manifest in place of the one that was seen."""
+        """Replace the manifest that was seen; raise Overtaken when there is another one by now."""
         before: tuple[CopyManifest | None, bytes | None] = base.origin if base else (None, None)
         now_ms = self._clock.wall_ms()
-        kept, due = _retired(before[0], files, now_ms, self._history_ms)
+        kept, due = _retire(before[0], files, now_ms, self._history_ms)
         manifest = CopyManifest(
             marks=marks,
             schema=schema,
@@ -265,23 +265,23 @@ class ParquetTable:
             retired=tuple(kept),
             commit=self._clock.unique_id(),
         )
-        if not self._storage.swap(MANIFEST, manifest.encoded(), seen=before[1]):
+        if not self._storage.swap(MANIFEST, manifest.encode(), seen=before[1]):
             raise Overtaken(f"{MANIFEST} at {self.place} is another one by now")
-        self._remove([each.path for each in due])
+        self._remove([file.path for file in due])
 
     def close(self) -> None:
-        """See LakeTable."""
+        """Do nothing: nothing is open."""
 
     def maintain(self) -> None:
-        """See LakeTable. Files that a manifest retired go with the commits; here go those of nobody."""
-        version = self.look()
+        """Remove old files that no manifest names; files that a manifest retired are removed by commits."""
+        version = self.latest()
         if version is None:
             return
         manifest: CopyManifest = version.origin[0]
-        known = {each.path for each in manifest.files} | {each.path for each in manifest.retired}
+        known = {file.path for file in manifest.files} | {file.path for file in manifest.retired}
         old_ms = self._clock.wall_ms() - self._history_ms - STRAY_MS
         listed = self._storage.list_objects(f"{self.folder}/")
-        self._remove([each.path for each in listed if each.path not in known and each.modified_ms < old_ms])
+        self._remove([file.path for file in listed if file.path not in known and file.modified_ms < old_ms])
         remove_half_written(self._storage, self._clock.wall_ms())
 
     def _remove(self, paths: Sequence[str]) -> None:
@@ -292,21 +292,21 @@ class ParquetTable:
             _log.warning("files that are not needed any more are left at %s: %s", self.place, error)
 
 
-def _retired(
+def _retire(
     before: CopyManifest | None, files: Sequence[DataFile], now_ms: int, history_ms: int
 ) -> tuple[list[Retired], list[Retired]]:
-    """What is still kept of files that are not live any more, and what is due to go."""
+    """Return the retired files that are still kept, and those that are due for removal."""
     if before is None:
         return [], []
-    live = {each.path for each in files}
-    left = [Retired(each.path, now_ms) for each in before.files if each.path not in live]
+    live = {file.path for file in files}
+    left = [Retired(file.path, now_ms) for file in before.files if file.path not in live]
     everything = [*before.retired, *left]
-    due = [each for each in everything if each.at_ms + history_ms <= now_ms]
-    return [each for each in everything if each not in due], due
+    due = [file for file in everything if file.at_ms + history_ms <= now_ms]
+    return [file for file in everything if file not in due], due
 
 
 class ParquetStaging:
-    """See Staging."""
+    """A prepared commit of a directory."""
 
     def __init__(self, table: ParquetTable, base: Version | None, schema: pa.Schema, *, whole: bool) -> None:
         self.file_schema = schema.remove_metadata()
@@ -319,9 +319,9 @@ class ParquetStaging:
     def commit(
         self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
     ) -> None:
-        """See Staging."""
+        """Write the manifest of the new files; raise Overtaken when there is another one by now."""
         key = key_columns(self._schema)[0]
         stay = self._table.files(self._base) if self._base and not self._whole else []
-        gone = {each.path for each in removed}
-        files = [each for each in stay if each.path not in gone]
-        self._table.commit(marks, self._schema, self._base, [*files, *(each.file(key) for each in written)])
+        gone = {file.path for file in removed}
+        files = [file for file in stay if file.path not in gone]
+        self._table.commit(marks, self._schema, self._base, [*files, *(file.file(key) for file in written)])

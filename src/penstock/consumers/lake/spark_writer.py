@@ -31,12 +31,12 @@ class WriteTask:
     folder: str
     name: str
     probe: str = ""
-    """A file that the driver has written: an executor that does not see it writes elsewhere."""
+    """A file that the driver wrote: an executor that does not see it would write elsewhere."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write files of sorted rows; give a description of each.
+        """Write files of sorted rows; yield a description of each.
 
-        An attempt of a task that is given up leaves files that nobody knows: their names have its number.
+        An abandoned attempt of a task leaves files that belong to nothing: their names have its number.
         """
         from pyspark import TaskContext
 
@@ -51,26 +51,26 @@ class WriteTask:
         for batch in batches:
             writer.write([shape_rows(batch, self.columns)])
         writer.cut()
-        made = writer.written
+        files = writer.written
         yield pa.record_batch(
             [
-                [each.path for each in made],
-                [each.nbytes for each in made],
-                [_bytes(each.footer) for each in made],
+                [file.path for file in files],
+                [file.nbytes for file in files],
+                [_footer_bytes(file.footer) for file in files],
             ],
             schema=_DESCRIPTIONS,
         )
 
 
 def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) -> list[WrittenFile]:
-    """Write rows in files that cover stretches of the key; the driver gets no row.
+    """Write rows in files that cover ranges of the key; the driver gets no row.
 
     Raises Invalid when an executor does not see what the driver writes, as in a local folder.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     task = replace(task, probe=f"{task.folder}/{task.name}-0.parquet")
-    task.open_store().write(task.probe, b"")  # goes with the attempt's other files that belong to nothing
+    task.open_store().write(task.probe, b"")  # removed with the attempt's other files that belong to nothing
     columns = [F.col(quote_name(name)) for name in keys]
     by_key = rows.repartitionByRange(*columns).sortWithinPartitions(*columns)
     with translate_spark_errors():
@@ -81,7 +81,7 @@ def write_on_executors(rows: "DataFrame", keys: Sequence[str], task: WriteTask) 
     ]
 
 
-def _bytes(footer: pq.FileMetaData) -> bytes:
+def _footer_bytes(footer: pq.FileMetaData) -> bytes:
     sink = io.BytesIO()
     footer.write_metadata_file(sink)
     return sink.getvalue()

@@ -1,7 +1,4 @@
-"""The seam between what consumers of table formats do and what a format is.
-
-The options of copies that are kept at a URL.
-"""
+"""The seam between what consumers of table formats share and what a format provides; options of copies."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +9,7 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from penstock.consumers.lake.files import DataFile, FileStore, WrittenFile
-from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, revealed
+from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, reveal_secrets
 from penstock.consumers.schema_evolution import Dialect
 from penstock.errors import PenstockError
 from penstock.object_storage import StorageRef
@@ -21,7 +18,7 @@ __all__ = ["LakeOptions", "LakeTable", "LakeWatermark", "Overtaken", "Staging", 
 
 
 class Overtaken(PenstockError):
-    """Somebody else committed first; nothing of this was. Look what it was."""
+    """Another writer committed first, and nothing of this commit was made. Read the newest version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,44 +26,44 @@ class LakeWatermark:
     """What a copy keeps in each commit beside its rows."""
 
     owner: str
-    """The job that keeps it, by its key in the log."""
+    """The key of the job that keeps it."""
     job: str
-    """Its name, which a job that was registered anew has too."""
+    """The job's name, which a job that is registered again has too."""
     watermark: int
     column_id: int
-    """The greatest id that a column of the source had."""
+    """The greatest id of a column of the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A copy at one commit. Its schema has the metadata of `lakeschema` in its fields."""
+    """A copy at one commit. The fields of its schema have the metadata of `schema_evolution`."""
 
     marks: LakeWatermark
     schema: pa.Schema
     origin: Any = field(repr=False)
-    """What the format knows it by."""
+    """The format's own object."""
     crowded: bool = False
-    """Whether there are so many old versions that it is time for `maintain`."""
+    """Whether there are so many old versions that `maintain` is due."""
 
 
 class Staging(Protocol):
-    """A commit that is being prepared on top of a version. Nobody sees anything of it before `commit`."""
+    """A commit that is being prepared on top of a version. Nothing of it is visible before `commit`."""
 
     @property
     def file_schema(self) -> pa.Schema:
-        """That of new files: the columns in their order, with what the format wants to find in the files."""
+        """The schema of new files: the columns in order, with what the format needs in its files."""
 
     @property
     def open_store(self) -> Callable[[], FileStore]:
-        """Opens the place of new files; can be pickled, for executors."""
+        """Opens the place of new files; can be pickled for executors."""
 
     def commit(
         self, marks: LakeWatermark, written: Sequence[WrittenFile], removed: Sequence[DataFile]
     ) -> None:
-        """Let files come and go, with the marks, all at once and durably; when it is whole, all others go.
+        """Add and remove files, with the marks, in one durable commit; a whole one removes all other files.
 
-        Raises Overtaken when the table is not at the version any more on which this was staged. Any other
-        error leaves open whether it is committed.
+        Raises Overtaken when the table is not at the version any more on which this was staged. After any
+        other error it is unknown whether it is committed.
         """
 
 
@@ -75,50 +72,50 @@ class LakeTable(Protocol):
 
     @property
     def dialect(self) -> Dialect:
-        """What it can do with columns."""
+        """What the format can do with columns."""
 
     @property
     def folder(self) -> str:
-        """Where new files belong: below it, in folders by the watermark that they are put on top of."""
+        """The folder of new files, which has a folder for each watermark that they are put on top of."""
 
     @property
     def place(self) -> str:
-        """What people call it; never with a secret."""
+        """The name for messages; never with a secret."""
 
-    def look(self) -> Version | None:
-        """The newest version; None when there is nothing. Raises Invalid when somebody else's is there."""
+    def latest(self) -> Version | None:
+        """Return the newest version; None when there is none. Raises Invalid when it is not Penstock's."""
 
     def files(self, version: Version) -> list[DataFile]:
-        """The files of a version, with the bounds of the key's first column where the format keeps them."""
+        """Return the files of a version, with bounds of the key's first column if the format keeps them."""
 
     def read(self, version: Version, file: DataFile) -> Iterator[pa.RecordBatch]:
-        """The rows of one of them, in the version's columns, some at a time."""
+        """Yield the rows of a file, in the version's columns, some at a time."""
 
     def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> Staging:
-        """Prepare a commit; `whole`: none of the files that are there stays.
+        """Prepare a commit; `whole`: none of the existing files stays.
 
-        Unless it is whole, columns may have come, or changed as the dialect can, and nothing else. Raises
-        Overtaken like `commit`.
+        Unless it is whole, the only changes of columns are new ones, and those that the dialect can do.
+        Raises Overtaken like `commit`.
         """
 
     def maintain(self) -> None:
-        """Let go of what was replaced long ago. Called after commits, now and then."""
+        """Remove what was replaced long ago. Called after commits from time to time."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
 
 
 class LakeOptions(ConsumerOptions):
-    """Where a copy is, and how long what was replaced in it can still be read."""
+    """Where a copy is, and how long replaced files can still be read."""
 
     places: ClassVar[tuple[str, ...]] = ("uri",)
 
     uri: str
     """A directory, or a URL such as s3://bucket/path."""
     storage: Properties = Field({}, repr=False)
-    """What storage has to know: storage.region, storage.endpoint, storage.access_key_id, ..."""
+    """Options of the storage: storage.region, storage.endpoint, storage.access_key_id, ..."""
     history: Seconds = Field(86_400, ge=0)
-    """How long files stay that a commit has replaced: whoever began to read them has that much time."""
+    """How long files stay after a commit has replaced them: readers have that much time."""
 
     @field_validator("uri")
     @classmethod
@@ -130,5 +127,5 @@ class LakeOptions(ConsumerOptions):
 
     @property
     def place(self) -> StorageRef:
-        """The storage that it names."""
-        return StorageRef(self.uri, revealed(self.storage))
+        """The storage of the copy."""
+        return StorageRef(self.uri, reveal_secrets(self.storage))

@@ -1,15 +1,14 @@
-"""The columns of a target: which type of PostgreSQL each column of the source has there. Pure.
+"""The columns of a target in PostgreSQL, and its row in `penstock_watermarks`, in the target's own schema.
 
-Whose a target is and how far it has come: a row of `penstock_watermarks`, in the target's own schema.
+The row says which job owns a target and how far it is. It changes in the same transactions as the target's
+rows.
 
-It changes in the same transactions as the target's rows.
-
-    owner    the job, as `JobKey.owner` says it
-    job      its name as people know it: the same name may take its target over after it was registered anew
-    target   the table; nobody else may own it
+    owner    the job, as in `JobKey.owner`
+    job      the job's name: a job registered again under the same name may take over the target
+    target   the table; no other job may own it
     ts       the watermark; 0 until the first sync has committed
     attempt  counts the first syncs that were begun: only the newest may commit
-    columns  what the target has of the source, with the ids that columns have there
+    columns  the columns of the target, with the ids that they have in the source
     seen_id  the greatest of the source's column ids at `ts`
 """
 
@@ -57,7 +56,7 @@ _FIXED = {
     Tp.DATE: "date",
     Tp.DATETIME: "timestamp",
     Tp.TIMESTAMP: "timestamptz",
-    Tp.DURATION: "interval",  # goes below zero and beyond a day, which time does not
+    Tp.DURATION: "interval",  # it may be negative or exceed a day, which `time` may not
     Tp.YEAR: "smallint",
     Tp.ENUM: "text",
     Tp.SET: "text",
@@ -74,7 +73,7 @@ _NUMERIC = re.compile(r"numeric\((\d+)(?:,(\d+))?\)")
 
 
 def postgres_type(kind: FieldType) -> str:
-    """The type of a column in the target; Invalid for those that the source itself cannot have."""
+    """Return the type of a column in the target; raise Invalid for a type that has none."""
     if kind.tp in INTEGER_BITS:
         return (_UNSIGNED if kind.unsigned else _SIGNED)[kind.tp]
     if kind.is_string:
@@ -84,15 +83,15 @@ def postgres_type(kind: FieldType) -> str:
     if kind.tp is Tp.BIT:
         return f"bit({max(kind.flen, 1)})"
     if kind.tp not in _FIXED:
-        raise Invalid(f"columns of type {kind.tp.name} have no form in PostgreSQL; choose other columns")
+        raise Invalid(f"columns of type {kind.tp.name} have no type in PostgreSQL; select other columns")
     return _FIXED[kind.tp]
 
 
 def target_columns(schema: SchemaVersion, columns: pa.Schema, keys: Sequence[str]) -> list[TargetColumn]:
-    """The columns that a target has of a table; raise Invalid when PostgreSQL cannot have them."""
+    """Return the columns of a target for a table; raise Invalid when PostgreSQL cannot have them."""
     found = [_target_column(schema, name, key=name in keys) for name in columns.names]
     if len(found) > _COLUMNS_MAX:
-        raise Invalid(f"{schema.name} has {len(found)} columns, PostgreSQL at most 1600; choose fewer")
+        raise Invalid(f"{schema.name} has {len(found)} columns, PostgreSQL has at most 1600; select fewer")
     return found
 
 
@@ -109,13 +108,13 @@ def _target_column(schema: SchemaVersion, name: str, *, key: bool) -> TargetColu
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise Invalid for a name that PostgreSQL would cut, so that two could become one."""
+    """Raise Invalid for a name that PostgreSQL would truncate, so that two names could become equal."""
     if not name or len(name.encode()) > _NAME_BYTES or "\0" in name:
-        raise Invalid(f"{what} {name!r} is no name for PostgreSQL, which takes 1 to {_NAME_BYTES} bytes")
+        raise Invalid(f"{what} {name!r} is not a name for PostgreSQL; use 1 to {_NAME_BYTES} bytes")
 
 
 def is_wider(old: str, new: str) -> bool:
-    """Whether every value of a type is one of the other type, and stays the same."""
+    """Return whether every value of one type is an equal value of the other."""
     if new in _WIDER.get(old, ()):
         return True
     before, after = _NUMERIC.fullmatch(old), _NUMERIC.fullmatch(new)
@@ -126,8 +125,8 @@ def is_wider(old: str, new: str) -> bool:
     return more_scale >= scale and more_digits - more_scale >= digits - scale
 
 
-def known_columns(trees: Any) -> list[TargetColumn]:
-    """The columns that a target keeps; raise Corrupt when they are damaged."""
+def parse_columns(trees: Any) -> list[TargetColumn]:
+    """Read the columns that a target keeps; raise Corrupt when they are damaged."""
     found = from_json(trees)
     if not all(_KNOWN.fullmatch(column.type) for column in found):
         raise Corrupt("a column kept beside the watermark has an unknown type; rebuild the target")
@@ -179,7 +178,7 @@ class PostgresWatermark:
 
 
 class TargetWatermarks:
-    """The row of one job. Every method runs in the transaction of its cursor, and raises psycopg's errors."""
+    """The row of one job. Every method runs in its cursor's transaction, and raises psycopg's errors."""
 
     def __init__(self, schema: str, target: str, job: JobContext) -> None:
         self._schema = schema
@@ -188,26 +187,26 @@ class TargetWatermarks:
         self._marks = sql.Identifier(schema, NAME)
 
     def committed_ts(self, cursor: psycopg.Cursor[Any]) -> int:
-        """The watermark of this very job; 0 where there is none, or no target any more."""
+        """Return the watermark of this very job; 0 if there is none, or the target is gone."""
         if not (self._exists(cursor, NAME) and self._exists(cursor, self._target)):
             return 0
         found = self._one(cursor, "SELECT ts FROM {marks} WHERE owner = %s AND target = %s", *self._mine)
         return int(found[0]) if found else 0
 
     def columns(self, cursor: psycopg.Cursor[Any]) -> list[TargetColumn]:
-        """What the target has of the source; raise Invalid when there is no target of this job."""
+        """Return the target's columns; raise Invalid when there is no target of this job."""
         query = "SELECT columns FROM {marks} WHERE owner = %s AND target = %s"
         found = self._one(cursor, query, *self._mine) if self._exists(cursor, NAME) else None
         if found is None:
-            raise Invalid(f"table {self._name} was never synced by this job")
-        return known_columns(found[0])
+            raise Invalid(f"table {self._name} was never synced by this job; wait for its first iteration")
+        return parse_columns(found[0])
 
     def claim(self, cursor: psycopg.Cursor[Any], seen_ts: int | None) -> PostgresWatermark:
-        """Begin a first sync: from now on none that was begun before can commit.
+        """Begin a first sync: none that was begun before can commit from now on.
 
-        What the target has stays until this one commits. Raises Invalid when the table is not ours, or a
-        newer job's; Fenced when it is not at `seen_ts` any more, where its iteration has seen it; None: it
-        has not looked.
+        The target keeps its rows until this one commits. Raises Invalid when the table belongs to something
+        else, or to a newer job. `seen_ts` is where the iteration saw the target, None if it did not look:
+        raises Fenced when the target is not there any more.
         """
         self._ensure(cursor)
         query = "SELECT owner, job, ts FROM {marks} WHERE target = %s FOR UPDATE"
@@ -219,38 +218,38 @@ class TargetWatermarks:
             )
         if holder is not None:
             self._job.check_takeover(holder[0], holder[1], f"table {self._name}")
-        here = holder[2] if exists and holder is not None and holder[0] == self._job.owner else 0
-        if seen_ts not in {None, here}:
+        current_ts = holder[2] if exists and holder is not None and holder[0] == self._job.owner else 0
+        if seen_ts not in {None, current_ts}:
             raise Fenced(f"table {self._name} is not at {seen_ts} any more")
         self._run(cursor, "DELETE FROM {marks} WHERE owner = %s AND target <> %s", *self._mine)
         found = self._one(cursor, _CLAIM, self._job.owner, str(self._job.id), self._target)
         assert found is not None
         attempt, columns, seen_id = found
-        return PostgresWatermark(known_columns(columns) if exists else [], int(seen_id), int(attempt))
+        return PostgresWatermark(parse_columns(columns) if exists else [], int(seen_id), int(attempt))
 
-    def claimed(self, cursor: psycopg.Cursor[Any], attempt: int) -> PostgresWatermark:
-        """What the target has now, held still; raise Fenced when a newer first sync was begun."""
+    def check_claim(self, cursor: psycopg.Cursor[Any], attempt: int) -> PostgresWatermark:
+        """Lock and return what the target has now; raise Fenced when a newer first sync was begun."""
         found = self._one(cursor, _CLAIMED, *self._mine, attempt)
         if found is None:
             raise Fenced(f"a newer first sync of {self._name} was begun")
-        return PostgresWatermark(known_columns(found[0]), int(found[1]), attempt)
+        return PostgresWatermark(parse_columns(found[0]), int(found[1]), attempt)
 
     def advance(self, cursor: psycopg.Cursor[Any], from_ts: int, to_ts: int) -> PostgresWatermark:
-        """Move the watermark, and keep others out until the end; raise Fenced when it is not at `from_ts`.
+        """Move the watermark and lock its row; raise Fenced when it is not at `from_ts`.
 
-        With the two alike it only holds the watermark still.
+        With equal timestamps it only locks the row.
         """
         found = (
             self._one(cursor, _ADVANCE, to_ts, *self._mine, from_ts) if self._exists(cursor, NAME) else None
         )
         if found is None:
             raise Fenced(f"table {self._name} is not at {from_ts} any more")
-        return PostgresWatermark(known_columns(found[0]), int(found[1]))
+        return PostgresWatermark(parse_columns(found[0]), int(found[1]))
 
-    def keep(
+    def put(
         self, cursor: psycopg.Cursor[Any], ts: int, columns: Sequence[TargetColumn], seen_id: int
     ) -> None:
-        """Set all of it, once the row is held."""
+        """Write the whole row, which is locked already."""
         assert self._run(cursor, _SET, ts, Jsonb(to_json(columns)), seen_id, *self._mine) == 1
 
     @property
@@ -263,7 +262,7 @@ class TargetWatermarks:
 
     def _ensure(self, cursor: psycopg.Cursor[Any]) -> None:
         if not self._exists(cursor, NAME):
-            # Two that create the same table at once would fail in its catalog.
+            # Two processes that create the same table at once would fail in PostgreSQL's catalog.
             self._run(cursor, "SELECT pg_advisory_xact_lock(hashtext(%s))", f"{self._schema}.{NAME}")
         if not self._exists(cursor, NAME):
             self._run(cursor, _CREATE)

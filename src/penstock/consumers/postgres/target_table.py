@@ -1,4 +1,4 @@
-"""The statements that bring a target up to date, within the caller's transaction."""
+"""The statements that change a target, within the caller's transaction."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from penstock.consumers.schema_evolution import Alteration, ColumnChange, Target
 
 _UPSERTS = sql.Identifier("pg_temp", "penstock_upserts")
 _DELETES = sql.Identifier("pg_temp", "penstock_deletes")
-# Where values that differ count as equal, their forms are compared: 0 and -0 are two numbers.
+# Types in which PostgreSQL calls different values equal, such as 0 and -0, are compared by another form.
 _FORMS = {"real": "float4send({})", "double precision": "float8send({})", "real[]": "{}::text"}
 
 
@@ -24,28 +24,28 @@ class TargetTable:
         self._nul = nul
 
     def create(self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn]) -> None:
-        """Make it, still without its key."""
+        """Create the table, still without its key."""
         cursor.execute(sql.SQL("CREATE TABLE {} ({})").format(self._name, _definitions(columns)))
 
     def add_key(self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn]) -> None:
-        """Give it its primary key, which is faster once the rows are there."""
+        """Add the primary key, which is faster once the rows are there."""
         keys = _names(column for column in columns if column.key)
         cursor.execute(sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({})").format(self._name, keys))
 
     def drop(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Remove it; fails when something depends on it."""
+        """Drop the table; fails when something depends on it."""
         cursor.execute(sql.SQL("DROP TABLE {}").format(self._name))
 
     def rename(self, cursor: psycopg.Cursor[Any], name: str) -> None:
-        """Give it another name."""
+        """Rename the table."""
         cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(self._name, sql.Identifier(name)))
 
     def lock(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Keep everybody else out until the transaction ends."""
+        """Lock out all other users until the transaction ends."""
         cursor.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(self._name))
 
     def alter(self, cursor: psycopg.Cursor[Any], change: Alteration, default: pa.Array | None = None) -> None:
-        """Change a column; one that is added has `default` in the rows that are there."""
+        """Change a column; an added one has `default` in existing rows."""
         column = change.column
         name, kind = sql.Identifier(column.name), sql.SQL(column.type)
         statement = {
@@ -55,7 +55,7 @@ class TargetTable:
             ColumnChange.ADD: sql.SQL("ADD COLUMN {} {}").format(name, kind),
         }[change.act]
         filled = None if default is None else literal(column, default)
-        if filled is not None:  # kept in the catalog: no row is written for it
+        if filled is not None:  # PostgreSQL keeps it in the catalog and rewrites no row
             statement += sql.SQL(" DEFAULT {}::{}").format(sql.Literal(filled), kind)
         cursor.execute(sql.SQL("ALTER TABLE {} ").format(self._name) + statement)
         if filled is not None:
@@ -65,56 +65,60 @@ class TargetTable:
     def load(
         self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn], rows: Iterable[pa.RecordBatch]
     ) -> None:
-        """Put rows in that are certainly not there."""
+        """Insert rows that are certainly not there."""
         self._copy(cursor, self._name, columns, rows)
 
     def stage_upserts(
         self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn], rows: Iterable[pa.RecordBatch]
     ) -> None:
-        """Keep rows for `upsert`, which nobody else sees."""
+        """Copy rows for `upsert` to a table that nobody else sees."""
         self._stage(cursor, "penstock_upserts", columns)
         self._copy(cursor, _UPSERTS, columns, rows)
 
     def stage_deletes(
         self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn], rows: Iterable[pa.RecordBatch]
     ) -> None:
-        """Keep keys for `delete`."""
+        """Copy keys for `delete`."""
         keys = [column for column in columns if column.key]
         self._stage(cursor, "penstock_deletes", keys)
         self._copy(cursor, _DELETES, keys, rows)
 
     def upsert(self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn], *, changed: bool) -> None:
-        """Put the rows that were staged in; with `changed`, leave alone those that are there just so."""
+        """Insert or update the staged rows; with `changed`, do not write rows that are equal already."""
         given = [column for column in columns if not column.gone]
         others = [column for column in columns if not column.key]
         statement = sql.SQL("INSERT INTO {} AS t ({}) SELECT {} FROM {} ON CONFLICT ({}) ").format(
-            self._name, _names(given), _names(given), _UPSERTS, _names(each for each in columns if each.key)
+            self._name,
+            _names(given),
+            _names(given),
+            _UPSERTS,
+            _names(column for column in columns if column.key),
         )
         if not others:
             cursor.execute(statement + sql.SQL("DO NOTHING"))
             return
         sets = sql.SQL(", ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(each.name), _new(each)) for each in others
+            sql.SQL("{} = {}").format(sql.Identifier(column.name), _new_value(column)) for column in others
         )
         statement += sql.SQL("DO UPDATE SET {}").format(sets)
         if changed:
             differs = (
                 sql.SQL("{} IS DISTINCT FROM {}").format(
-                    _form(each, sql.Identifier("t", each.name)), _form(each, _new(each))
+                    _form(column, sql.Identifier("t", column.name)), _form(column, _new_value(column))
                 )
-                for each in others
+                for column in others
             )
             statement += sql.SQL(" WHERE ") + sql.SQL(" OR ").join(differs)
         cursor.execute(statement)
 
     def delete(self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn]) -> None:
-        """Take the keys that were staged out."""
+        """Delete the staged keys."""
         cursor.execute(sql.SQL("ANALYZE {}").format(_DELETES))
         statement = sql.SQL("DELETE FROM {} AS t USING {} AS s WHERE {}")
         cursor.execute(statement.format(self._name, _DELETES, _same_key(columns)))
 
     def delete_others(self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn]) -> None:
-        """Take all rows out but those that were staged."""
+        """Delete all rows except the staged ones."""
         cursor.execute(sql.SQL("ANALYZE {}").format(_UPSERTS))
         statement = sql.SQL("DELETE FROM {} AS t WHERE NOT EXISTS (SELECT FROM {} AS s WHERE {})")
         cursor.execute(statement.format(self._name, _UPSERTS, _same_key(columns)))
@@ -132,8 +136,8 @@ class TargetTable:
     ) -> None:
         with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(table, _names(columns))) as copy:
             for batch in rows:
-                for piece in copy_text(columns, batch, nul=self._nul):
-                    copy.write(piece)
+                for text in copy_text(columns, batch, nul=self._nul):
+                    copy.write(text)
 
 
 def _names(columns: Iterable[TargetColumn]) -> sql.Composed:
@@ -146,7 +150,7 @@ def _definitions(columns: Iterable[TargetColumn]) -> sql.Composed:
     )
 
 
-def _new(column: TargetColumn) -> sql.Composable:
+def _new_value(column: TargetColumn) -> sql.Composable:
     return sql.SQL("NULL") if column.gone else sql.Identifier("excluded", column.name)
 
 

@@ -1,6 +1,6 @@
-"""What search indexes share: a Lance dataset that knows its watermark, how rows get there, and its upkeep."""
+"""Search indexes on Lance: a dataset that knows its watermark, its writers, its upkeep and searches."""
 
 import warnings
 
-# Spark's Java and other programs are started by forking, and run something else at once.
+# Java for Spark and other programs are started by fork and exec: the child never uses Lance.
 warnings.filterwarnings("ignore", message="lance is not fork-safe")

@@ -10,12 +10,12 @@ from lance.udf import BatchUDF, batch_udf
 
 from penstock.consumers.schema_evolution import (
     COLUMN_ID,
+    ArrowColumns,
+    ArrowEvolution,
     Dialect,
-    LakeEvolution,
-    TargetColumns,
     column_id,
-    evolve,
     key_columns,
+    plan_arrow_evolution,
 )
 from penstock.consumers.search_index.fragment_writer import RowMaker
 from penstock.consumers.search_index.lance_table import MARKER
@@ -23,7 +23,7 @@ from penstock.errors import Invalid
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.tables.schema import TableInfo
 
-__all__ = ["RESERVED", "Layout", "follow_schema", "from_source", "key_names_of", "keys_of", "named"]
+__all__ = ["RESERVED", "Layout", "find_columns", "follow_schema", "key_names_of", "keys_of", "source_columns"]
 
 RESERVED = frozenset(
     {
@@ -37,11 +37,11 @@ RESERVED = frozenset(
         "_score",
     }
 )
-"""Names that Lance or the marker has."""
+"""Names that Lance or the marker uses."""
 
 
-def _stored(kind: pa.DataType) -> pa.DataType:
-    """The widest type of a kind, so that a column of the source can become wider with no row rewritten."""
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """Return the widest type of a kind, so that a source column can become wider without rewriting rows."""
     if pa.types.is_integer(kind):
         return pa.int64()
     if pa.types.is_floating(kind):
@@ -51,78 +51,78 @@ def _stored(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-_DIALECT = Dialect(stored=_stored, renames=True)
+_DIALECT = Dialect(stored=_stored_type, renames=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What an index of a table has: columns of the source as they are kept, and what is made of its rows."""
+    """What an index of a table has: columns of the source, and columns that are made of its rows."""
 
-    columns: TargetColumns
+    columns: ArrowColumns
     maker: RowMaker
 
     @classmethod
     def of(cls, table: TableInfo, columns: pa.Schema, keys: Sequence[str], maker: RowMaker) -> "Layout":
-        """The layout; raise Invalid when a column of the source has a name that the index cannot have."""
-        kept = pa.schema([each for each in columns if each.name not in maker.replaced])
+        """Return the layout; raise Invalid when a column has a name that the index cannot have."""
+        kept = pa.schema([column for column in columns if column.name not in maker.replaced])
         taken = sorted((RESERVED | set(maker.derived.names)).intersection(kept.names))
         if taken:
             raise Invalid(
-                f"column {taken[0]} has a name that the index needs; leave it out of the job's columns"
+                f"column {taken[0]} has a name that the index uses; leave it out of the job's columns"
             )
         parsed = sorted(name for name in kept.names if "." in name or "`" in name)
         if parsed:
             raise Invalid(
-                f"column {parsed[0]} has a dot or a quote in its name, which Lance takes for a path;"
+                f"column {parsed[0]} has a dot or a quote in its name, which Lance reads as a path;"
                 " leave it out of the job's columns"
             )
-        return cls(TargetColumns(kept, keys, table, _DIALECT), maker)
+        return cls(ArrowColumns(kept, keys, table, _DIALECT), maker)
 
     @property
     def schema(self) -> pa.Schema:
-        """A new dataset."""
+        """The schema of a new dataset."""
         return pa.schema([*self.columns.schema, *self.maker.derived, pa.field(MARKER, pa.string())])
 
 
-def named(names: Sequence[str], columns: pa.Schema, table: str) -> tuple[str, ...]:
-    """Columns as the table calls them, whatever their case; raise Invalid when the job does not get one."""
-    there = {name.lower(): name for name in columns.names}
+def find_columns(names: Sequence[str], columns: pa.Schema, table: str) -> tuple[str, ...]:
+    """Return columns as the table spells them, in any case; raise Invalid for one the job does not get."""
+    spelling = {name.lower(): name for name in columns.names}
     for name in names:
-        if name.lower() not in there:
-            raise Invalid(f"table {table} gives the job no column {name}; mend the job's options or columns")
-    return tuple(there[name.lower()] for name in names)
+        if name.lower() not in spelling:
+            raise Invalid(f"table {table} gives the job no column {name}; fix the job's options or columns")
+    return tuple(spelling[name.lower()] for name in names)
 
 
-def from_source(schema: pa.Schema) -> pa.Schema:
-    """Those columns of a dataset that are the source's."""
-    return pa.schema([each for each in schema if COLUMN_ID in (each.metadata or {})])
+def source_columns(schema: pa.Schema) -> pa.Schema:
+    """Return those columns of a dataset that are the source's."""
+    return pa.schema([column for column in schema if COLUMN_ID in (column.metadata or {})])
 
 
 def key_names_of(schema: pa.Schema) -> tuple[str, ...]:
-    """The columns of a dataset that identify a row."""
-    return key_columns(from_source(schema))
+    """Return the columns of a dataset that identify a row."""
+    return key_columns(source_columns(schema))
 
 
 def keys_of(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The keys of some rows as a dataset of this schema has them, each once."""
+    """Return the keys of some rows in the types of a dataset, each once."""
     names = list(key_names_of(schema))
     kept = pa.schema([pa.field(name, schema.field(name).type) for name in names])
     return rows.select(names).cast(kept).group_by(names).aggregate([])
 
 
-def follow_schema(dataset: LanceDataset, last_id: int, wanted: TargetColumns) -> bool:
-    """Give a dataset the columns that are wanted; whether anything changed.
+def follow_schema(dataset: LanceDataset, last_id: int, wanted: ArrowColumns) -> bool:
+    """Give a dataset the wanted columns; return whether anything changed.
 
-    `last_id` is the source's greatest column id when the dataset was last written: newer columns are left of
-    an attempt that failed, and begin anew. Each step is a commit of its own, and the next attempt goes on
-    where one has ended. Raises SchemaRefused when it cannot be done.
+    `last_id` is the source's greatest column id when the dataset was last written: newer columns are left
+    from a failed attempt, and are dropped first. Each step is a commit of its own; the next attempt continues
+    after the last one. Raises SchemaRefused when it cannot be done.
     """
-    columns = from_source(dataset.schema)
-    left = [each.name for each in columns if column_id(each) > last_id]
-    there = pa.schema([each for each in columns if each.name not in left])
-    plan = evolve(there, last_id, wanted)
-    _check_types(plan, there)
-    if plan.schema.equals(there, check_metadata=True) and not left:
+    columns = source_columns(dataset.schema)
+    left = [column.name for column in columns if column_id(column) > last_id]
+    current = pa.schema([column for column in columns if column.name not in left])
+    plan = plan_arrow_evolution(current, last_id, wanted)
+    _check_types(plan, current)
+    if plan.schema.equals(current, check_metadata=True) and not left:
         return False
     kept = {source for source in plan.sources if isinstance(source, str)}
     dropped = [name for name in columns.names if name not in kept]
@@ -133,37 +133,37 @@ def follow_schema(dataset: LanceDataset, last_id: int, wanted: TargetColumns) ->
     return True
 
 
-def _check_types(plan: LakeEvolution, there: pa.Schema) -> None:
-    for source, to in zip(plan.sources, plan.schema, strict=True):
-        if isinstance(source, str) and there.field(source).type != to.type:
+def _check_types(plan: ArrowEvolution, current: pa.Schema) -> None:
+    for source, column in zip(plan.sources, plan.schema, strict=True):
+        if isinstance(source, str) and current.field(source).type != column.type:
             raise SchemaRefused(
-                f"column {to.name} is {to.type} now, and {there.field(source).type} in the index;"
-                " make it anew with `penstock job repair --rebuild`"
+                f"column {column.name} is {column.type} now, and {current.field(source).type} in the index;"
+                " rebuild it with `penstock job repair --rebuild`"
             )
 
 
-def _rename(dataset: LanceDataset, plan: LakeEvolution) -> None:
-    renames: list[Any] = [  # Lance declares each as a list of them
-        {"path": source, "name": to.name}
-        for source, to in zip(plan.sources, plan.schema, strict=True)
-        if isinstance(source, str) and source != to.name
+def _rename(dataset: LanceDataset, plan: ArrowEvolution) -> None:
+    renames: list[Any] = [  # Lance's annotation is too narrow
+        {"path": source, "name": column.name}
+        for source, column in zip(plan.sources, plan.schema, strict=True)
+        if isinstance(source, str) and source != column.name
     ]
     if renames:
         dataset.alter_columns(*renames)
 
 
-def _add(dataset: LanceDataset, plan: LakeEvolution) -> None:
+def _add(dataset: LanceDataset, plan: ArrowEvolution) -> None:
     for origin, field in zip(plan.sources, plan.schema, strict=True):
         if isinstance(origin, str):
             continue
         if origin.is_valid:
-            dataset.add_columns(_filled(field, origin), read_columns=[MARKER])
+            dataset.add_columns(_make_filler(field, origin), read_columns=[MARKER])
         else:
             dataset.add_columns(field)
 
 
-def _filled(field: pa.Field, origin: pa.Scalar) -> BatchUDF:
-    """A column that has one value in all rows but the marker."""
+def _make_filler(field: pa.Field, origin: pa.Scalar) -> BatchUDF:
+    """Return a function that fills a column with one value in all rows except the marker."""
     schema = pa.schema([field])
 
     def fill(rows: pa.RecordBatch) -> pa.RecordBatch:

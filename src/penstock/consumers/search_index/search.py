@@ -1,8 +1,8 @@
-"""Asking the index of a job, with an answer that says how fresh it is.
+"""Searches in the index of a job; an answer says how fresh it is.
 
 found = search(job, "green shoes", k=5, filter="price < 100")
 found.rows        # the best rows first, with their _score or _distance
-found.watermark   # what they know of: every change up to here
+found.watermark   # every change up to here is included
 found.lag_s       # how long ago that was
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.consumers.search_index.columns import from_source
+from penstock.consumers.search_index.columns import source_columns
 from penstock.consumers.search_index.consumer import IndexConsumer
 from penstock.consumers.search_index.lance_table import ROWS_ONLY, IndexVersion
 from penstock.consumers.search_index.query import SearchQuery, check_filter
@@ -34,13 +34,14 @@ class SearchResult:
     """Rows that an index found, and how fresh they are."""
 
     rows: pa.Table = field(repr=False)
-    """The best first: columns of the source, and `_score` (more is better) or `_distance` (less is)."""
+    """The best first: columns of the source, and `_score` (more is better) or `_distance` (less is better).
+    """
     watermark: int
-    """Every change of the source up to this timestamp is taken into account."""
+    """Every change of the source up to this timestamp is included."""
     lag_s: float
     """How long ago that was."""
     complete: bool
-    """False while the index is built anew: the rows are those of the last one that was complete."""
+    """False while the index is rebuilt: the rows are those of the last complete version."""
 
 
 def search(
@@ -55,13 +56,12 @@ def search(
     settings: Settings | None = None,
     clock: Clock = SYSTEM,
 ) -> SearchResult:
-    """The `k` best rows for words, or nearest to a vector; `every` wants all words. Blocks.
+    """Return the `k` best rows for words, or nearest to a vector; `every` requires all words. Blocks.
 
-    `filter` is an SQL condition on columns that rows have to meet. Raises Unavailable while the first build
-    has not ended, because an answer would lack rows; Invalid when the job is no index, or cannot be asked
-    like this.
+    `filter` is an SQL condition on columns. Raises Unavailable until the first build has ended, because rows
+    would be missing. Raises Invalid when the job is no index, or cannot answer such a query.
     """
-    question = SearchQuery(words=words, vector=vector, k=k, every=every)
+    query = SearchQuery(words=words, vector=vector, k=k, every=every)
     if filter is not None:
         check_filter(filter)
     consumer = _consumer(job, settings or Settings(), clock)
@@ -70,9 +70,9 @@ def search(
         raise Unavailable(
             f"the index of job {job.id} has not been built yet; wait until its first iteration has completed"
         )
-    standing, newest = serving
-    rows = _asked(consumer, standing, question, filter, columns)
-    watermark = _watermark(job, standing)
+    current, newest = serving
+    rows = _query_index(consumer, current, query, filter, columns)
+    watermark = _watermark(job, current)
     lag_s = max(0, clock.wall_ms() - physical_ms(watermark)) / 1000
     return SearchResult(rows, watermark, lag_s, complete=newest)
 
@@ -91,42 +91,42 @@ def _consumer(job: Job, settings: Settings, clock: Clock) -> IndexConsumer:
     kind = find_consumer(job.spec.consumer)
     if not issubclass(kind, IndexConsumer):
         raise Invalid(
-            f"job {job.id} feeds {job.spec.consumer}, which is no index; search a fulltext or vector job"
+            f"job {job.id} feeds {job.spec.consumer}, which is not an index; search a fulltext or vector job"
         )
-    made: Any = kind
-    consumer: IndexConsumer = made(context)
+    make: Any = kind  # its constructor has other arguments than IndexConsumer's
+    consumer: IndexConsumer = make(context)
     return consumer
 
 
-def _asked(
+def _query_index(
     consumer: IndexConsumer,
-    standing: IndexVersion,
-    question: SearchQuery,
+    current: IndexVersion,
+    query: SearchQuery,
     where: str | None,
     columns: Sequence[str] | None,
 ) -> pa.Table:
-    there = from_source(standing.dataset.schema).names
-    unknown = sorted(set(columns or ()) - set(there))
+    names = source_columns(current.dataset.schema).names
+    unknown = sorted(set(columns or ()) - set(names))
     if unknown:
-        raise Invalid(f"the index has no column {unknown[0]}; it has {', '.join(there)}")
-    asked = consumer.ask(standing, question)
-    score = asked.pop("score")
+        raise Invalid(f"the index has no column {unknown[0]}; it has {', '.join(names)}")
+    arguments = consumer.scan_arguments(current, query)
+    score = arguments.pop("score")
     try:
-        return standing.dataset.to_table(
-            columns=[*(there if columns is None else columns), score],
+        return current.dataset.to_table(
+            columns=[*(names if columns is None else columns), score],
             filter=f"({where}) AND {ROWS_ONLY}" if where else None,
             prefilter=True,
-            **asked,
+            **arguments,
         )
     except ValueError as error:
         raise Invalid(
-            f"the index of job {consumer.job.id} does not understand the filter or the query"
+            f"the index of job {consumer.job.id} does not understand the filter or the query; check both"
         ) from error
 
 
-def _watermark(job: Job, standing: IndexVersion) -> int:
-    """That of the rows; the log's, where the source has not changed since."""
-    rows_ts = standing.marker.watermark
+def _watermark(job: Job, current: IndexVersion) -> int:
+    """Return the watermark of the rows; the log's, if the source has not changed since."""
+    rows_ts = current.marker.watermark
     quiet = rows_ts >= job.status.committed_ts > 0
     return max(rows_ts, job.watermark) if quiet else rows_ts
 

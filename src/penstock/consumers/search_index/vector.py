@@ -1,8 +1,7 @@
 """Vector search: the nearest rows by a column of vectors, or by vectors that are made of texts, on Lance.
 
-Indexes of vectors, and what is asked of them.
-
-Vectors of rows: read from a column of numbers, or made of texts by a function given by name. Pure.
+`read_vectors` reads vectors from a column of numbers; `Embedding` makes them of texts by a function that is
+given by name. `NearestIndex` is Lance's index of vectors.
 """
 
 import hashlib
@@ -19,9 +18,9 @@ from pydantic import Field, model_validator
 
 from penstock.columnar.row_hash import hashes_of
 from penstock.consumers.options import Names
-from penstock.consumers.search_index.columns import named
+from penstock.consumers.search_index.columns import find_columns
 from penstock.consumers.search_index.consumer import IndexConsumer, IndexOptions
-from penstock.consumers.search_index.fulltext import joined_texts, load_function, words
+from penstock.consumers.search_index.fulltext import join_texts, load_function, words
 from penstock.consumers.search_index.lance_table import Earlier, IndexVersion
 from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.upkeep import INDEX, Limits
@@ -38,7 +37,7 @@ __all__ = [
     "Vector",
     "VectorMaker",
     "VectorOptions",
-    "vectors_of",
+    "read_vectors",
 ]
 
 
@@ -51,7 +50,7 @@ _PROBES, _REFINED, _EF_MIN = 20, 4, 64
 
 @dataclass(frozen=True, slots=True)
 class NearestIndex:
-    """Lance's index of vectors; an index of type `none` compares them all."""
+    """Lance's index of vectors; type `none` compares all vectors."""
 
     type: str
     metric: str
@@ -61,11 +60,11 @@ class NearestIndex:
 
     @property
     def signature(self) -> str:
-        """See IndexKind."""
+        """The parameters, as JSON."""
         return json.dumps(asdict(self))
 
     def create(self, dataset: LanceDataset) -> None:
-        """See IndexKind."""
+        """Build the index over the vectors of all rows, in place of an existing one."""
         dataset.create_index(
             VECTOR,
             _LANCE_TYPES[self.type],
@@ -80,10 +79,10 @@ class NearestIndex:
         if self.sub_vectors:
             return self.sub_vectors
         wanted = max(1, self.dimension // 8)
-        return next(each for each in range(wanted, 0, -1) if self.dimension % each == 0)
+        return next(count for count in range(wanted, 0, -1) if self.dimension % count == 0)
 
     def nearest(self, vector: Any, k: int, *, exact: bool = False) -> dict[str, Any]:
-        """The question for the rows nearest to a vector, as Lance takes it."""
+        """Return the arguments of Lance's search for the rows nearest to a vector."""
         query: dict[str, Any] = {"column": VECTOR, "q": vector, "k": k, "metric": self.metric}
         if exact or self.type == "none":
             return query | {"use_index": False}
@@ -92,16 +91,16 @@ class NearestIndex:
         return query | {"nprobes": _PROBES, "refine_factor": _REFINED}
 
     def recall(self, dataset: LanceDataset) -> float:
-        """See IndexKind: for rows spread over the dataset, how many of their nearest ones it finds."""
+        """Return the share of the exact nearest rows that it finds, for rows spread over the dataset."""
         rows = dataset.count_rows()
-        places = np.unique(np.linspace(0, rows - 1, _SAMPLE).astype(np.int64))
-        sample = dataset.take(places.tolist(), columns=[VECTOR]).column(VECTOR).drop_null()
-        found = wanted = 0
+        positions = np.unique(np.linspace(0, rows - 1, _SAMPLE).astype(np.int64))
+        sample = dataset.take(positions.tolist(), columns=[VECTOR]).column(VECTOR).drop_null()
+        found = expected = 0
         for vector in sample.to_pylist():
             exact, ours = (self._ids(dataset, vector, exact=exact) for exact in (True, False))
             found += len(exact & ours)
-            wanted += len(exact)
-        return found / wanted if wanted else 0.0
+            expected += len(exact)
+        return found / expected if expected else 0.0
 
     def _ids(self, dataset: LanceDataset, vector: list[float], *, exact: bool) -> set[int]:
         query = self.nearest(np.array(vector, np.float32), _SAMPLE_K, exact=exact)
@@ -118,7 +117,7 @@ Floats = npt.NDArray[np.float32]
 class Embedding:
     """A function from texts to vectors: `hashing`, or module:function over Arrow arrays.
 
-    Such a function gets an array of texts, none of them null, and gives a list of numbers for each: an Arrow
+    Such a function gets an array of texts without nulls, and returns a list of numbers for each: an Arrow
     array of lists, or a matrix. The same text must give the same vector.
     """
 
@@ -126,26 +125,28 @@ class Embedding:
     dimension: int
 
     def __call__(self, texts: pa.Array) -> pa.FixedSizeListArray:
-        """The vectors of some texts; null where a text says nothing."""
+        """Return the vectors of some texts; null for a text without words."""
         function = (
             None if self.name == HASHING else load_function(self.name, f"embedding; there is {HASHING}")
         )
         if not len(texts):
             return pa.array([], pa.list_(pa.float32(), self.dimension))
         if function is None:
-            return hashed(texts, self.dimension)
-        made = function(texts)
-        if isinstance(made, np.ndarray) and made.ndim == 2:
-            made = pa.FixedSizeListArray.from_arrays(pa.array(made.astype(np.float32).ravel()), made.shape[1])
-        if isinstance(made, pa.ChunkedArray):
-            made = made.combine_chunks()
-        if not isinstance(made, pa.Array) or len(made) != len(texts):
-            raise Invalid(f"embedding {self.name} must give a vector for each text")
-        return vectors_of(made, self.dimension, f"embedding {self.name}")
+            return hash_words(texts, self.dimension)
+        vectors = function(texts)
+        if isinstance(vectors, np.ndarray) and vectors.ndim == 2:
+            vectors = pa.FixedSizeListArray.from_arrays(
+                pa.array(vectors.astype(np.float32).ravel()), vectors.shape[1]
+            )
+        if isinstance(vectors, pa.ChunkedArray):
+            vectors = vectors.combine_chunks()
+        if not isinstance(vectors, pa.Array) or len(vectors) != len(texts):
+            raise Invalid(f"embedding {self.name} must return a vector for each text")
+        return read_vectors(vectors, self.dimension, f"embedding {self.name}")
 
 
-def hashed(texts: pa.Array, dimension: int) -> pa.FixedSizeListArray:
-    """Feature hashing: each word adds to or takes from one component, and the vector has length one.
+def hash_words(texts: pa.Array, dimension: int) -> pa.FixedSizeListArray:
+    """Hash words to vectors: each word adds to or subtracts from one component, and vectors have length one.
 
     It needs no model and is the same everywhere; texts with many words in common are near each other.
     """
@@ -156,80 +157,83 @@ def hashed(texts: pa.Array, dimension: int) -> pa.FixedSizeListArray:
     if not len(features):
         return pa.nulls(len(texts), pa.list_(pa.float32(), dimension))
     mine = features[encoded.indices.to_numpy()]
+    # The lowest bit of a feature is its sign, the others choose the component; feature 0 is no word.
     places = rows * dimension + ((mine >> np.uint64(1)) % np.uint64(dimension)).astype(np.int64)
     signs = np.where(mine & np.uint64(1), 1.0, -1.0) * (mine != 0)
     sums = np.bincount(places, signs, len(texts) * dimension).reshape(len(texts), dimension)
     lengths = np.linalg.norm(sums, axis=1)
-    if not lengths.all():  # words that took each other away count without their signs
+    if not lengths.all():  # where words cancel each other out, they count without their signs
         counts = np.bincount(places, np.abs(signs), len(texts) * dimension).reshape(len(texts), dimension)
         sums = np.where(lengths[:, None], sums, counts)
         lengths = np.linalg.norm(sums, axis=1)
-    made = (sums / np.where(lengths, lengths, 1)[:, None]).astype(np.float32)
-    return _fixed(made, lengths == 0)
+    vectors = (sums / np.where(lengths, lengths, 1)[:, None]).astype(np.float32)
+    return _make_vectors(vectors, lengths == 0)
 
 
 def _feature(word: str) -> int:
-    """A number for a word; 0 for none."""
+    """Return a number for a word; 0 for an empty one."""
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest()) if word else 0
 
 
-def vectors_of(column: pa.Array, dimension: int, name: str) -> pa.FixedSizeListArray:
-    """Vectors of lists of numbers, of JSON or text such as [1, 2.5], or of 4-byte little-endian floats.
+def read_vectors(column: pa.Array, dimension: int, name: str) -> pa.FixedSizeListArray:
+    """Read vectors from lists of numbers, JSON or text such as [1, 2.5], or 4-byte little-endian floats.
 
-    NULL stays NULL. Raises Invalid, naming the column and no value, when one has another dimension or is
-    no vector.
+    NULL stays NULL. Raises Invalid, naming the column and no value, when one is no vector or has another
+    dimension.
     """
     kind = column.type
     if pa.types.is_string(kind):
-        column = _parsed(column, name)
+        column = _parse_texts(column, name)
     elif pa.types.is_binary(kind):
-        return _unpacked(column, dimension, name)
+        return _unpack_floats(column, dimension, name)
     elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise Invalid(f"{name} has the type {kind}, of which no vector can be made; name another column")
     lengths = pc.list_value_length(column)
-    _refuse(pc.not_equal(lengths, dimension), name, f"a vector of other than {dimension} dimensions")
+    _check_rows(pc.not_equal(lengths, dimension), name, f"a vector of other than {dimension} dimensions")
     present = column.is_valid().to_numpy(zero_copy_only=False)
     numbers = pc.list_flatten(column.drop_null() if column.null_count else column)
     if numbers.null_count:
-        raise Invalid(f"{name} has a vector with a NULL in it; mend the source's row")
-    made = np.zeros((len(column), dimension), np.float32)
-    made[present] = numbers.cast(pa.float32()).to_numpy().reshape(-1, dimension)
-    _refuse(pa.array(~np.isfinite(made).all(axis=1)), name, "a vector with a number that is not finite")
-    return _fixed(made, ~present)
+        raise Invalid(f"{name} has a vector with a NULL in it; fix the source's row")
+    matrix = np.zeros((len(column), dimension), np.float32)
+    matrix[present] = numbers.cast(pa.float32()).to_numpy().reshape(-1, dimension)
+    _check_rows(pa.array(~np.isfinite(matrix).all(axis=1)), name, "a vector with a number that is not finite")
+    return _make_vectors(matrix, ~present)
 
 
-def _parsed(column: pa.Array, name: str) -> pa.Array:
+def _parse_texts(column: pa.Array, name: str) -> pa.Array:
     plain = pc.utf8_trim_whitespace(column)
-    _refuse(pc.invert(pc.match_substring_regex(plain, _NUMBERS)), name, "a text that is no list of numbers")
+    _check_rows(
+        pc.invert(pc.match_substring_regex(plain, _NUMBERS)), name, "a text that is no list of numbers"
+    )
     parts = pc.split_pattern(pc.utf8_trim(plain, "[] \t\n"), ",")
     try:
         numbers = pc.utf8_trim_whitespace(parts.values).cast(pa.float32())
     except pa.ArrowInvalid:
-        raise Invalid(f"{name} has a text that is no list of numbers; mend the source's row") from None
+        raise Invalid(f"{name} has a text that is no list of numbers; fix the source's row") from None
     mask = parts.is_null() if parts.null_count else None
     return pa.ListArray.from_arrays(parts.offsets, numbers, mask=mask)
 
 
-def _unpacked(column: pa.Array, dimension: int, name: str) -> pa.FixedSizeListArray:
+def _unpack_floats(column: pa.Array, dimension: int, name: str) -> pa.FixedSizeListArray:
     wrong = pc.not_equal(pc.binary_length(column), 4 * dimension)
-    _refuse(wrong, name, f"a vector of other than {dimension} dimensions of 4 bytes")
+    _check_rows(wrong, name, f"a vector of other than {dimension} dimensions of 4 bytes")
     packed = pc.fill_null(column, bytes(4 * dimension)).cast(pa.binary(4 * dimension))
     start, end = packed.offset * 4 * dimension, (packed.offset + len(packed)) * 4 * dimension
     floats = np.frombuffer(packed.buffers()[1] or b"", "<f4", (end - start) // 4, start)
-    made = floats.reshape(-1, dimension)
-    _refuse(pa.array(~np.isfinite(made).all(axis=1)), name, "a vector with a number that is not finite")
-    return _fixed(made, column.is_null().to_numpy(zero_copy_only=False))
+    matrix = floats.reshape(-1, dimension)
+    _check_rows(pa.array(~np.isfinite(matrix).all(axis=1)), name, "a vector with a number that is not finite")
+    return _make_vectors(matrix, column.is_null().to_numpy(zero_copy_only=False))
 
 
-def _refuse(wrong: pa.Array, name: str, what: str) -> None:
+def _check_rows(wrong: pa.Array, name: str, what: str) -> None:
     count = pc.sum(wrong).as_py() or 0
     if count:
-        raise Invalid(f"{name} has {what} in {count} of {len(wrong)} rows; mend the source's rows")
+        raise Invalid(f"{name} has {what} in {count} of {len(wrong)} rows; fix the source's rows")
 
 
-def _fixed(made: Floats, missing: npt.NDArray[np.bool_]) -> pa.FixedSizeListArray:
+def _make_vectors(matrix: Floats, missing: npt.NDArray[np.bool_]) -> pa.FixedSizeListArray:
     mask = pa.array(missing) if missing.any() else None
-    return pa.FixedSizeListArray.from_arrays(pa.array(made.ravel()), made.shape[1], mask=mask)
+    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), matrix.shape[1], mask=mask)
 
 
 SOURCE = "_source"
@@ -242,23 +246,23 @@ class VectorOptions(IndexOptions):
     vector_column: str | None = None
     """A column of vectors: VECTOR, JSON or text such as [1, 2.5], or a blob of little-endian floats."""
     text_columns: Names = ()
-    """Else the columns whose texts vectors are made of, with commas between them."""
+    """The columns whose texts vectors are made of, separated by commas, if there is no vector_column."""
     embedding: str = HASHING
-    """What makes them: hashing, or module:function over an Arrow array of texts."""
+    """What makes vectors of texts: hashing, or module:function over an Arrow array of texts."""
     dimension: int | None = Field(None, ge=1, le=65_536)
-    """How many numbers a vector has, where neither the column's type nor the embedding says it."""
+    """The numbers of a vector, if neither the column's type nor the embedding defines it."""
     metric: Literal["l2", "cosine", "dot"] = "cosine"
-    """What near means."""
+    """The measure of distance."""
     index: Literal["ivf_pq", "ivf_hnsw_sq", "ivf_hnsw_pq", "hnsw", "none"] = "ivf_pq"
     """The kind of index; hnsw is ivf_hnsw_sq, and none compares all vectors."""
     index_rows_min: int = Field(10_000, ge=256)
-    """Rows from which there is an index; fewer are all compared, which is exact."""
+    """With fewer rows there is no index: all vectors are compared, which is exact."""
     partitions: int | None = Field(None, ge=1)
-    """Partitions of the index; Lance chooses by the number of rows."""
+    """Partitions of the index; by default Lance chooses by the number of rows."""
     sub_vectors: int | None = Field(None, ge=1)
-    """Parts that product quantisation divides a vector into; by itself about a number in eight."""
+    """Parts into which product quantisation divides a vector; by default about one for eight numbers."""
     recall_loss: float = Field(0.1, gt=0, le=1)
-    """Recall that may be lost since the index was made, before it is made anew."""
+    """Recall that may be lost since the index was built before it is rebuilt."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "VectorOptions":
@@ -269,9 +273,9 @@ class VectorOptions(IndexOptions):
 
 @dataclass(frozen=True, slots=True)
 class VectorMaker:
-    """Puts a row's vector beside its columns, and a hash of what it was made of.
+    """Adds a row's vector to its columns, and a hash of what it was made of.
 
-    A row without a vector is left out. Where the hash has not changed, an embedding is not asked again.
+    A row without a vector is left out. Where the hash has not changed, the embedding is not called again.
     """
 
     columns: tuple[str, ...]
@@ -281,64 +285,65 @@ class VectorMaker:
 
     @property
     def recipe(self) -> str:
-        """See RowMaker."""
+        """The columns, the dimension and the embedding, as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def parse(cls, recipe: str) -> "VectorMaker":
-        """The maker of a recipe."""
+        """Return the maker of a recipe."""
         tree = json.loads(recipe)
         return cls(tuple(tree["columns"]), tree["dimension"], tree["embedding"])
 
     @property
     def derived(self) -> pa.Schema:
-        """See RowMaker."""
+        """The columns of the hash and of the vector."""
         return pa.schema([(SOURCE, pa.uint64()), (VECTOR, pa.list_(pa.float32(), self.dimension))])
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """See RowMaker."""
+        """The vector column of the source, if there is one."""
         return () if self.embedding else self.columns
 
-    def made(self, rows: pa.RecordBatch, earlier: Earlier | None) -> pa.RecordBatch:
-        """See RowMaker."""
+    def make(self, rows: pa.RecordBatch, earlier: Earlier | None) -> pa.RecordBatch:
+        """Return the rows that have a vector, with it and the hash."""
         hashes = pa.array(hashes_of(rows, self.columns), pa.uint64())
         if self.embedding is None:
-            vectors = vectors_of(rows.column(self.columns[0]), self.dimension, f"column {self.columns[0]}")
+            vectors = read_vectors(rows.column(self.columns[0]), self.dimension, f"column {self.columns[0]}")
         else:
-            vectors = self._embedded(rows, hashes, earlier)
+            vectors = self._embed(rows, hashes, earlier)
         full = rows.append_column(SOURCE, hashes).append_column(VECTOR, vectors)
         return full.filter(vectors.is_valid()).drop_columns(list(self.replaced))
 
-    def _embedded(self, rows: pa.RecordBatch, hashes: pa.Array, earlier: Earlier | None) -> pa.Array:
-        texts = joined_texts([rows.column(name) for name in self.columns])
+    def _embed(self, rows: pa.RecordBatch, hashes: pa.Array, earlier: Earlier | None) -> pa.Array:
+        """Return the vectors of the rows' texts; reuse those that `earlier` has of the same texts."""
+        texts = join_texts([rows.column(name) for name in self.columns])
         kind = self.derived.field(VECTOR).type
         places = np.full(len(rows), -1)
         known = pa.array([], kind)
         if earlier is not None:
-            dataset, mine, theirs = earlier.same(pa.table(rows.select(earlier.keys)), SOURCE, hashes)
-            known = _taken(dataset, theirs, kind)
+            dataset, mine, theirs = earlier.find_same(pa.table(rows.select(earlier.keys)), SOURCE, hashes)
+            known = _take_vectors(dataset, theirs, kind)
             places[mine] = np.arange(len(mine))
         fresh = np.flatnonzero((places < 0) & texts.is_valid().to_numpy(zero_copy_only=False))
         assert self.embedding is not None
-        made = Embedding(self.embedding, self.dimension)(texts.take(pa.array(fresh)))
+        computed = Embedding(self.embedding, self.dimension)(texts.take(pa.array(fresh)))
         places[fresh] = len(known) + np.arange(len(fresh))
-        return pa.concat_arrays([known, made]).take(pa.array(places, mask=places < 0))
+        return pa.concat_arrays([known, computed]).take(pa.array(places, mask=places < 0))
 
 
-def _taken(dataset: LanceDataset, places: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
-    """Vectors at some places of a dataset, in the order given."""
+def _take_vectors(dataset: LanceDataset, places: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    """Return the vectors at some positions of a dataset, in the order given."""
     if not len(places):
         return pa.array([], kind)
     order = np.argsort(places)
     found = dataset.take(places[order].tolist(), columns=[VECTOR]).column(VECTOR).combine_chunks()
-    back = np.empty_like(order)
+    back = np.empty_like(order)  # the inverse of `order`, because Lance is asked in ascending order
     back[order] = np.arange(len(order))
     return found.take(pa.array(back))
 
 
 class Vector(IndexConsumer):
-    """Keeps an index of vectors equal to what a table has, or to what is made of its texts."""
+    """Keeps an index of vectors equal to a table's vectors, or to those made of its texts."""
 
     options_type = VectorOptions
 
@@ -348,21 +353,21 @@ class Vector(IndexConsumer):
 
     @property
     def limits(self) -> Limits:
-        """See IndexConsumer."""
+        """How far the index may decay; type `none` has no index."""
         own = self._own
         rows_min = None if own.index == "none" else own.index_rows_min
         return Limits(rows_min=rows_min, changed_share=own.retrain_share, recall_loss=own.recall_loss)
 
     def maker(self, table: TableInfo, columns: pa.Schema) -> VectorMaker:
-        """See IndexConsumer."""
+        """Return what adds the vectors; raise Invalid when a column is missing or has no text."""
         own = self._own
-        names = named(own.text_columns or [str(own.vector_column)], columns, table.name)
+        names = find_columns(own.text_columns or [str(own.vector_column)], columns, table.name)
         for name in names if own.text_columns else ():
             if not pa.types.is_string(columns.field(name).type):
-                raise Invalid(f"column {name} of table {table.name} has no text; mend option text_columns")
+                raise Invalid(f"column {name} of table {table.name} has no text; fix option text_columns")
         embedding = own.embedding if own.text_columns else None
         maker = VectorMaker(names, self._dimension(table, names[0]), embedding)
-        maker.made(pa.RecordBatch.from_pylist([], columns), None)
+        maker.make(pa.RecordBatch.from_pylist([], columns), None)
         return maker
 
     def _dimension(self, table: TableInfo, column: str) -> int:
@@ -373,38 +378,38 @@ class Vector(IndexConsumer):
             declared = own.dimension or _HASHING_DIMENSION
         if declared and own.dimension not in {None, declared}:
             raise Invalid(
-                f"column {column} of table {table.name} has {declared} dimensions; mend option dimension"
+                f"column {column} of table {table.name} has {declared} dimensions; fix option dimension"
             )
         if not (declared or own.dimension):
             raise Invalid("consumer vector needs the option dimension: how many numbers a vector has")
         return declared or own.dimension or 0
 
-    def known_maker(self, recipe: str) -> VectorMaker:
-        """See IndexConsumer."""
+    def parse_maker(self, recipe: str) -> VectorMaker:
+        """Return what made the existing rows, from the marker's recipe."""
         return VectorMaker.parse(recipe)
 
     def kind(self, dataset: LanceDataset) -> NearestIndex:
-        """See IndexConsumer."""
+        """Return the index of vectors with the job's options."""
         own = self._own
         kind = "ivf_hnsw_sq" if own.index == "hnsw" else own.index
         dimension = dataset.schema.field(VECTOR).type.list_size
         return NearestIndex(kind, own.metric, dimension, own.partitions, own.sub_vectors)
 
-    def ask(self, standing: IndexVersion, question: SearchQuery) -> dict[str, Any]:
-        """See IndexConsumer."""
-        vector = self._asked(VectorMaker.parse(standing.marker.recipe), question)
-        nearest = self.kind(standing.dataset).nearest(vector, question.k)
+    def scan_arguments(self, current: IndexVersion, query: SearchQuery) -> dict[str, Any]:
+        """Return a scan for the rows nearest to the query's vector, or to the vector of its words."""
+        vector = self._query_vector(VectorMaker.parse(current.marker.recipe), query)
+        nearest = self.kind(current.dataset).nearest(vector, query.k)
         return {"nearest": nearest, "score": "_distance"}
 
-    def _asked(self, maker: VectorMaker, question: SearchQuery) -> np.ndarray[Any, Any]:
-        if question.words is not None:
+    def _query_vector(self, maker: VectorMaker, query: SearchQuery) -> np.ndarray[Any, Any]:
+        if query.words is not None:
             if maker.embedding is None:
                 raise Invalid(f"job {self.job.id} has vectors of a column, not of texts; ask with a vector")
-            made = Embedding(maker.embedding, maker.dimension)(pa.array([question.words], pa.string()))
+            vectors = Embedding(maker.embedding, maker.dimension)(pa.array([query.words], pa.string()))
         else:
-            made = vectors_of(
-                pa.array([question.vector], pa.list_(pa.float32())), maker.dimension, "the vector"
+            vectors = read_vectors(
+                pa.array([query.vector], pa.list_(pa.float32())), maker.dimension, "the vector"
             )
-        if made.null_count:
-            raise Invalid("these words say nothing that could be searched; use others")
-        return np.asarray(made.values.to_numpy())
+        if vectors.null_count:
+            raise Invalid("these words have no vector; use others")
+        return np.asarray(vectors.values.to_numpy())

@@ -1,19 +1,19 @@
-"""Changes cut into bodies of requests, each of limited size. Pure, but that it asks for the changes.
+"""Changes as bodies of requests, each of limited size: lines of JSON, or Arrow streams.
 
-Changes as lines of JSON, in the order of their commits. Pure.
+Lines of JSON are in the order of commits:
 
     {"op":"upsert","commit_ts":"463…","row":{"id":"1","name":"Ada"}}
     {"op":"delete","commit_ts":"463…","key":{"id":"1"}}
 
-| column | JSON |
-|---|---|
-| TINYINT to INT, YEAR, FLOAT, DOUBLE | number |
-| INT UNSIGNED, BIGINT, BIT, DECIMAL | string of digits, since not every reader has more than a double |
-| texts, ENUM, SET | string |
-| bytes, `_handle` | string in base 64 |
-| DATE, DATETIME | "2026-02-28", "2026-02-28 01:02:03.000004" |
-| TIMESTAMP, TIME | "2026-02-28 01:02:03.000004Z", "-01:00:00.000000" |
-| JSON, VECTOR | as it is |
+    | column | JSON |
+    |---|---|
+    | TINYINT to INT, YEAR, FLOAT, DOUBLE | number |
+    | INT UNSIGNED, BIGINT, BIT, DECIMAL | string of digits, because many readers only have doubles |
+    | texts, ENUM, SET | string |
+    | bytes, `_handle` | string in base 64 |
+    | DATE, DATETIME | "2026-02-28", "2026-02-28 01:02:03.000004" |
+    | TIMESTAMP, TIME | "2026-02-28 01:02:03.000004Z", "-01:00:00.000000" |
+    | JSON, VECTOR | as it is |
 """
 
 import hashlib
@@ -30,6 +30,96 @@ from penstock.jobs.consumer import DataRetriever, iter_batches
 from penstock.tables.columns import FieldType, Tp
 from penstock.tables.text_values import decimals, fixed_floats, spans, vectors
 
+DELETED = "_deleted"
+ARROW = "application/vnd.apache.arrow.stream"
+_DIGEST_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of one request."""
+
+    content: bytes
+    content_type: str
+
+    @property
+    def digest(self) -> str:
+        """The first 16 hexadecimal digits of its SHA-256."""
+        return hashlib.sha256(self.content).hexdigest()[:_DIGEST_DIGITS]
+
+
+def iter_bodies(data: DataRetriever, form: str, limit_bytes: int) -> Iterator[Body]:
+    """Yield all changes in order, as `json` lines or `arrow` streams; one change may exceed the limit.
+
+    There is at least one body, which may be empty.
+    """
+    return _arrow_bodies(data, limit_bytes) if form == "arrow" else _json_bodies(data, limit_bytes)
+
+
+def _json_bodies(data: DataRetriever, limit_bytes: int) -> Iterator[Body]:
+    documents = [column.name for column in data.schema.table.columns if column.type.tp is Tp.JSON]
+    lines = JsonLines(documents)
+    waiting, nbytes = list[bytes](), 0
+    for inserts, deletes, _ in iter_batches(data):
+        text, bounds = content(lines.encode(inserts, deletes))
+        begin = 0
+        while begin < len(bounds) - 1:
+            room = bounds[begin] + limit_bytes - nbytes
+            end = int(np.searchsorted(bounds, room, side="right")) - 1
+            if end <= begin and not nbytes:
+                end = begin + 1  # a change that exceeds the limit is sent alone
+            waiting.append(text[bounds[begin] : bounds[max(begin, end)]].tobytes())
+            nbytes += len(waiting[-1])
+            begin = max(begin, end)
+            if begin < len(bounds) - 1:
+                yield Body(b"".join(waiting), lines.content_type)
+                waiting, nbytes = [], 0
+    yield Body(b"".join(waiting), lines.content_type)
+
+
+def _arrow_bodies(data: DataRetriever, limit_bytes: int) -> Iterator[Body]:
+    previous: Body | None = None
+    for inserts, deletes, _ in iter_batches(data):
+        for stream in _split_rows(_merge_sides(inserts, deletes), limit_bytes):
+            if previous is not None:
+                yield previous
+            previous = Body(stream, ARROW)
+    yield previous or Body(b"", ARROW)
+
+
+def _merge_sides(inserts: pa.RecordBatch, deletes: pa.RecordBatch) -> pa.RecordBatch:
+    """Return both sides as rows in order; where `_deleted` is true, only the key counts."""
+    known = set(deletes.schema.names)
+    gone = [
+        deletes.column(field.name) if field.name in known else pa.nulls(deletes.num_rows, field.type)
+        for field in inserts.schema
+    ]
+    flags = np.repeat(np.array([True, False]), [deletes.num_rows, inserts.num_rows])
+    times = np.concatenate([deletes.column(COMMIT_TS).to_numpy(), inserts.column(COMMIT_TS).to_numpy()])
+    order = pa.array(np.argsort(times, kind="stable"))
+    columns = [pa.concat_arrays(sides).take(order) for sides in zip(gone, inserts.columns, strict=True)]
+    return pa.RecordBatch.from_arrays(
+        [*columns, pa.array(flags).take(order)], names=[*inserts.schema.names, DELETED]
+    )
+
+
+def _split_rows(rows: pa.RecordBatch, limit_bytes: int) -> Iterator[bytes]:
+    """Yield rows as streams of limited size; a single row may exceed it."""
+    if not rows.num_rows:
+        return
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    stream_bytes = sink.getvalue()
+    if stream_bytes.size <= limit_bytes or rows.num_rows == 1:
+        yield stream_bytes.to_pybytes()
+        return
+    parts = min(rows.num_rows, max(2, -(-stream_bytes.size // limit_bytes)))
+    step = -(-rows.num_rows // parts)
+    for start in range(0, rows.num_rows, step):
+        yield from _split_rows(rows.slice(start, step), limit_bytes)
+
+
 _MICROSECONDS = FieldType(Tp.DURATION, decimal=6)
 _NOTHING = pa.scalar("", pa.string())
 
@@ -43,11 +133,11 @@ class JsonLines:
         self._documents = frozenset(documents)
 
     def encode(self, inserts: pa.RecordBatch, deletes: pa.RecordBatch) -> pa.Array:
-        """A line for each change, with its end, as binary; of one commit the deletes come first."""
-        gone, there = self._lines(deletes, b"delete", b"key"), self._lines(inserts, b"upsert", b"row")
+        """Return a line for each change, with its end, as binary; at equal commits the deletes come first."""
+        gone, put = self._lines(deletes, b"delete", b"key"), self._lines(inserts, b"upsert", b"row")
         times = np.concatenate([deletes.column(COMMIT_TS).to_numpy(), inserts.column(COMMIT_TS).to_numpy()])
-        order = np.argsort(times, kind="stable")
-        return pa.concat_arrays([gone, there]).take(pa.array(order))
+        order = np.argsort(times, kind="stable")  # deletes stay before inserts of the same time
+        return pa.concat_arrays([gone, put]).take(pa.array(order))
 
     def _lines(self, rows: pa.RecordBatch, act: bytes, member: bytes) -> pa.Array:
         lines = Lines(rows.num_rows)
@@ -63,7 +153,7 @@ class JsonLines:
         return lines.build()
 
     def _cells(self, name: str, values: pa.Array) -> tuple[pa.Array, bool]:
-        """What stands for values, and whether that needs no quotes."""
+        """Return the texts of values, and whether they need no quotes."""
         kind = values.type
         if name in self._documents:
             return values, True
@@ -87,92 +177,3 @@ class JsonLines:
 def _moments(values: pa.Array) -> pa.Array:
     found = values.cast(pa.timestamp("us")).cast(pa.string())
     return found if values.type.tz is None else pc.binary_join_element_wise(found, "Z", _NOTHING)
-
-
-DELETED = "_deleted"
-ARROW = "application/vnd.apache.arrow.stream"
-_DIGEST_DIGITS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What one request sends."""
-
-    content: bytes
-    content_type: str
-
-    @property
-    def digest(self) -> str:
-        """Tells it from other bodies."""
-        return hashlib.sha256(self.content).hexdigest()[:_DIGEST_DIGITS]
-
-
-def bodies(data: DataRetriever, form: str, limit_bytes: int) -> Iterator[Body]:
-    """All changes in order, as `json` lines or `arrow` streams; one change may be larger than the limit.
-
-    There is one body at least, which may be empty.
-    """
-    return _arrow_bodies(data, limit_bytes) if form == "arrow" else _json_bodies(data, limit_bytes)
-
-
-def _json_bodies(data: DataRetriever, limit_bytes: int) -> Iterator[Body]:
-    documents = [column.name for column in data.schema.table.columns if column.type.tp is Tp.JSON]
-    lines = JsonLines(documents)
-    held, nbytes = list[bytes](), 0
-    for inserts, deletes, _ in iter_batches(data):
-        text, bounds = content(lines.encode(inserts, deletes))
-        begin = 0
-        while begin < len(bounds) - 1:
-            room = bounds[begin] + limit_bytes - nbytes
-            end = int(np.searchsorted(bounds, room, side="right")) - 1
-            if end <= begin and not nbytes:
-                end = begin + 1  # larger than a request may be: it goes alone
-            held.append(text[bounds[begin] : bounds[max(begin, end)]].tobytes())
-            nbytes += len(held[-1])
-            begin = max(begin, end)
-            if begin < len(bounds) - 1:
-                yield Body(b"".join(held), lines.content_type)
-                held, nbytes = [], 0
-    yield Body(b"".join(held), lines.content_type)
-
-
-def _arrow_bodies(data: DataRetriever, limit_bytes: int) -> Iterator[Body]:
-    held: Body | None = None
-    for inserts, deletes, _ in iter_batches(data):
-        for piece in _pieces(_merged(inserts, deletes), limit_bytes):
-            if held is not None:
-                yield held
-            held = Body(piece, ARROW)
-    yield held or Body(b"", ARROW)
-
-
-def _merged(inserts: pa.RecordBatch, deletes: pa.RecordBatch) -> pa.RecordBatch:
-    """Both sides as rows in order: `_deleted` tells of which only the key counts."""
-    known = set(deletes.schema.names)
-    gone = [
-        deletes.column(field.name) if field.name in known else pa.nulls(deletes.num_rows, field.type)
-        for field in inserts.schema
-    ]
-    flags = np.repeat(np.array([True, False]), [deletes.num_rows, inserts.num_rows])
-    times = np.concatenate([deletes.column(COMMIT_TS).to_numpy(), inserts.column(COMMIT_TS).to_numpy()])
-    order = pa.array(np.argsort(times, kind="stable"))
-    columns = [pa.concat_arrays(sides).take(order) for sides in zip(gone, inserts.columns, strict=True)]
-    return pa.RecordBatch.from_arrays(
-        [*columns, pa.array(flags).take(order)], names=[*inserts.schema.names, DELETED]
-    )
-
-
-def _pieces(rows: pa.RecordBatch, limit_bytes: int) -> Iterator[bytes]:
-    if not rows.num_rows:
-        return
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_batch(rows)
-    made = sink.getvalue()
-    if made.size <= limit_bytes or rows.num_rows == 1:
-        yield made.to_pybytes()
-        return
-    parts = min(rows.num_rows, max(2, -(-made.size // limit_bytes)))
-    step = -(-rows.num_rows // parts)
-    for start in range(0, rows.num_rows, step):
-        yield from _pieces(rows.slice(start, step), limit_bytes)

@@ -1,4 +1,4 @@
-"""The consumer: an iteration is a row of requests, of which the last one says so.
+"""The consumer: an iteration is a sequence of signed requests, the last of which is marked as such.
 
 Each request has
 
@@ -10,20 +10,16 @@ Each request has
     Penstock-To-Ts      and end with it
     Penstock-Sequence   0, 1, 2, … within the iteration
     Penstock-Last       true in the last one
-    Penstock-Signature  see `signing`, where a secret is given
+    Penstock-Signature  t=1780000000,v1=<hex of HMAC-SHA256>, if a secret is given
 
 A server that wants each change exactly once keeps what comes until the last request, applies it together with
-`to_ts`, answers 409 when `from_ts` is not the `to_ts` that it has, and tells that one at `watermark_url`.
+`to_ts`, answers 409 when `from_ts` is not the `to_ts` that it has, and returns that one at `watermark_url`.
 
-An iteration that is sent again begins with sequence 0, and may be cut in other places: what was kept of it
-before does not count then. So the key has a digest of the body: the first 16 digits of its SHA-256 in hex.
+An iteration that is sent again begins with sequence 0, and may be divided at other places: what was kept of
+it before does not count then. So the key has a digest of the body: the first 16 digits of its SHA-256 in hex.
 
-Who sent a request: a signature over its time, its headers that count, and its body. Pure.
-
-    Penstock-Signature: t=1780000000,v1=<hex of HMAC-SHA256>
-
-What is signed: the time, then the values of the headers of SIGNED (empty where one is missing), each with a
-line break behind it, then the body.
+The signature covers the time, then the values of the headers of SIGNED (empty if one is missing), each
+followed by a line break, then the body.
 """
 
 import hashlib
@@ -39,67 +35,38 @@ from urllib.parse import quote
 from pydantic import Field, SecretStr
 
 import penstock
-from penstock.consumers.options import ByteSize, ConsumerOptions, Properties, Seconds, revealed
-from penstock.consumers.webhook.bodies import Body, bodies
+from penstock.consumers.options import ByteSize, ConsumerOptions, Properties, Seconds, reveal_secrets
+from penstock.consumers.webhook.bodies import Body, iter_bodies
 from penstock.consumers.webhook.sender import Address, Sender
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
 
-HEADER = "Penstock-Signature"
-SIGNED = (
-    *("Idempotency-Key", "Penstock-Job", "Penstock-Source", "Penstock-Kind", "Penstock-From-Ts"),
-    *("Penstock-To-Ts", "Penstock-Sequence", "Penstock-Last", "Content-Type"),
-)
-
-_FORM = re.compile(r"t=(\d{1,20}),v1=([0-9a-f]{64})")
-
-
-def signature(secret: str, headers: Mapping[str, str], body: bytes, *, at_s: int) -> str:
-    """The value of the header."""
-    return f"t={at_s},v1={_digest(secret, headers, body, str(at_s))}"
-
-
-def is_signed(
-    secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float, tolerance_s: float = 300
-) -> bool:
-    """Whether a request was signed with this secret, and not long ago; for those who receive it."""
-    found = _FORM.fullmatch(headers.get(HEADER, ""))
-    if found is None or abs(now_s - int(found[1])) > tolerance_s:
-        return False
-    return hmac.compare_digest(found[2], _digest(secret, headers, body, found[1]))
-
-
-def _digest(secret: str, headers: Mapping[str, str], body: bytes, at: str) -> str:
-    head = "".join(f"{value}\n" for value in (at, *(headers.get(name, "") for name in SIGNED)))
-    return hmac.new(secret.encode(), head.encode() + body, hashlib.sha256).hexdigest()
-
-
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
-_OURS = re.compile(
+_RESERVED = re.compile(
     r"penstock-.*|idempotency-key|host|content-(length|type)|transfer-encoding|connection", re.IGNORECASE
 )
 
 
 class WebhookOptions(ConsumerOptions):
-    """Where changes go, and how."""
+    """Where changes are sent, and how."""
 
     places: ClassVar[tuple[str, ...]] = ("ca_path",)
 
     url: SecretStr
-    """Where changes are posted. Only the server's name is shown: the rest may be a secret."""
+    """Where changes are posted. Only the server's name is shown, because the rest may be a secret."""
     format: Literal["json", "arrow"] = "json"
     """Lines of JSON, or a stream of Arrow with `_commit_ts` and `_deleted`."""
     secret: SecretStr | None = None
-    """What requests are signed with."""
+    """The secret that requests are signed with."""
     watermark_url: SecretStr | None = None
-    """Where the server tells the last to_ts that it has applied, as {"to_ts": "…"}, or 404 for none."""
+    """Where the server returns the last to_ts that it has applied, as {"to_ts": "…"}, or 404 for none."""
     request_bytes: ByteSize = Field(1 << 20, ge=1024, le=256 << 20)
-    """How large a body may be; a larger change goes alone."""
+    """The greatest size of a body; a larger change is sent alone."""
     timeout: Seconds = Field(30.0, gt=0, le=3600)
     """How long one request may take."""
     attempts: int = Field(5, ge=1, le=100)
-    """How often a request is sent before the iteration is left to be repeated."""
+    """How often a request is sent before the iteration is repeated later."""
     ca_path: str | None = None
     """Certificates that are trusted instead of the system's."""
     headers: Properties = Field(default_factory=dict, repr=False)
@@ -107,17 +74,17 @@ class WebhookOptions(ConsumerOptions):
 
 
 class Webhook(Consumer):
-    """Posts changes to a server: at least once on the wire, with what is needed to drop repetitions."""
+    """Posts changes to a server at least once, with what the server needs to drop repetitions."""
 
     options_type = WebhookOptions
 
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
         self._options = WebhookOptions.parse(job.info)
-        self._more = _checked(revealed(self._options.headers))
+        self._more_headers = _check_headers(reveal_secrets(self._options.headers))
         self._target = self._sender("url", self._options.url)
-        told = self._options.watermark_url
-        self._told = None if told is None else self._sender("watermark_url", told)
+        watermark_url = self._options.watermark_url
+        self._watermark = None if watermark_url is None else self._sender("watermark_url", watermark_url)
 
     def _sender(self, option: str, url: SecretStr) -> Sender:
         options = self._options
@@ -130,23 +97,23 @@ class Webhook(Consumer):
         )
 
     def committed_ts(self) -> int | None:
-        """See Consumer."""
-        if self._told is None:
+        """Return what the server answers at `watermark_url`; None without that option."""
+        if self._watermark is None:
             return None
         headers = {"Penstock-Job": self.job.owner, "Accept": "application/json"}
-        text = self._told.send("GET", partial(self._signed, headers, b""), None, missing=b'{"to_ts": 0}')
+        text = self._watermark.send("GET", partial(self._sign, headers, b""), None, missing=b'{"to_ts": 0}')
         try:
             found = int(json.loads(text)["to_ts"])
         except (KeyError, TypeError, ValueError):
             found = -1
         if found < 0:
-            raise Invalid('the server at watermark_url does not answer {"to_ts": "…"}; mend it')
+            raise Invalid('the server at watermark_url does not answer {"to_ts": "…"}; fix the server')
         return found
 
     def consume(self, data: DataRetriever) -> None:
-        """See Consumer."""
-        changes = bodies(data, self._options.format, self._options.request_bytes)
-        for sequence, body, last in _with_last(changes):
+        """Post all changes; return when the server has accepted the last request."""
+        changes = iter_bodies(data, self._options.format, self._options.request_bytes)
+        for sequence, body, last in _mark_last(changes):
             headers = {
                 "Idempotency-Key": f"{self.job.owner}:{data.from_ts}:{data.to_ts}:{sequence}-{body.digest}",
                 "Penstock-Job": self.job.owner,
@@ -158,10 +125,10 @@ class Webhook(Consumer):
                 "Penstock-Last": "true" if last else "false",
                 "Content-Type": body.content_type,
             }
-            self._target.send("POST", partial(self._signed, headers, body.content), body.content)
+            self._target.send("POST", partial(self._sign, headers, body.content), body.content)
 
-    def _signed(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
-        found = {**headers, "User-Agent": f"penstock/{penstock.__version__}", **self._more}
+    def _sign(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
+        found = {**headers, "User-Agent": f"penstock/{penstock.__version__}", **self._more_headers}
         secret = self._options.secret
         if secret is not None:
             at_s = self.job.clock.wall_ms() // 1000
@@ -169,28 +136,59 @@ class Webhook(Consumer):
         return found
 
     def close(self) -> None:
-        """See Consumer."""
+        """Close the connections."""
         self._target.close()
-        if self._told is not None:
-            self._told.close()
+        if self._watermark is not None:
+            self._watermark.close()
 
 
-def _with_last(found: Iterator[Body]) -> Iterator[tuple[int, Body, bool]]:
-    """Bodies with their numbers, and whether nothing follows."""
+def _mark_last(bodies: Iterator[Body]) -> Iterator[tuple[int, Body, bool]]:
+    """Yield bodies with their numbers, and whether each is the last."""
     numbers = count()
-    held = next(found)
-    for body in found:
-        yield next(numbers), held, False
-        held = body
-    yield next(numbers), held, True
+    previous = next(bodies)
+    for body in bodies:
+        yield next(numbers), previous, False
+        previous = body
+    yield next(numbers), previous, True
 
 
-def _checked(headers: dict[str, str]) -> dict[str, str]:
+def _check_headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
-        if not _NAME.fullmatch(name) or _OURS.fullmatch(name):
-            raise Invalid(f"option headers.{name} of consumer webhook: no header of that name can be given")
+        if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
+            raise Invalid(
+                f"option headers.{name} of consumer webhook: this header cannot be set; leave it out"
+            )
         if not _VALUE.fullmatch(value):
             raise Invalid(
                 f"option headers.{name} of consumer webhook has characters that headers cannot have"
             )
     return headers
+
+
+HEADER = "Penstock-Signature"
+SIGNED = (
+    *("Idempotency-Key", "Penstock-Job", "Penstock-Source", "Penstock-Kind", "Penstock-From-Ts"),
+    *("Penstock-To-Ts", "Penstock-Sequence", "Penstock-Last", "Content-Type"),
+)
+
+_FORM = re.compile(r"t=(\d{1,20}),v1=([0-9a-f]{64})")
+
+
+def signature(secret: str, headers: Mapping[str, str], body: bytes, *, at_s: int) -> str:
+    """Return the value of the signature header."""
+    return f"t={at_s},v1={_digest(secret, headers, body, str(at_s))}"
+
+
+def is_signed(
+    secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float, tolerance_s: float = 300
+) -> bool:
+    """Return whether a request was signed with this secret, and not long ago; for receivers of requests."""
+    found = _FORM.fullmatch(headers.get(HEADER, ""))
+    if found is None or abs(now_s - int(found[1])) > tolerance_s:
+        return False
+    return hmac.compare_digest(found[2], _digest(secret, headers, body, found[1]))
+
+
+def _digest(secret: str, headers: Mapping[str, str], body: bytes, at: str) -> str:
+    head = "".join(f"{value}\n" for value in (at, *(headers.get(name, "") for name in SIGNED)))
+    return hmac.new(secret.encode(), head.encode() + body, hashlib.sha256).hexdigest()

@@ -1,7 +1,4 @@
-"""Requests to one server: tried again as long as that may help, within a time for each.
-
-What an answer, or none, means for a request. Pure.
-"""
+"""Requests to one server: retried while that may help, with a timeout for each."""
 
 import asyncio
 import re
@@ -20,7 +17,7 @@ from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventloop import run
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
 
-_RETRIED = frozenset({408, 425, 429})
+_RETRIED = frozenset({408, 425, 429})  # like 5xx
 _CONFLICT = 409
 _HINTS = {
     401: "; check the options headers.* and secret",
@@ -30,56 +27,56 @@ _HINTS = {
 
 _BACKOFF = BackoffPolicy(base_s=0.5, cap_s=30.0, jitter=EQUAL_JITTER)
 WAIT_MAX_S = 60.0
-"""A server that wants more time is left to the next iteration."""
+"""A server that asks for a longer pause is left to the next iteration."""
 
 
 class DeliveryResult(Enum):
-    """What to do next."""
+    """What the answer to a request means."""
 
-    TAKEN = auto()
-    AGAIN = auto()
+    ACCEPTED = auto()
+    RETRY = auto()
     FENCED = auto()
     REFUSED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status, and how long the server wants to be left alone, as it says that; or why there is none."""
+    """A status, and the pause that the server asks for as it wrote it; or why there is no answer."""
 
     status: int
     retry_after: str = ""
     failure: str = ""
 
     @property
-    def verdict(self) -> DeliveryResult:
-        """2xx: taken. 409: the server has another watermark. 408, 425, 429 and 5xx pass. Others do not."""
+    def result(self) -> DeliveryResult:
+        """2xx is accepted, 409 is another watermark; 408, 425, 429 and 5xx are retried, others refused."""
         if self.failure:
-            return DeliveryResult.AGAIN
+            return DeliveryResult.RETRY
         if 200 <= self.status < 300:
-            return DeliveryResult.TAKEN
+            return DeliveryResult.ACCEPTED
         if self.status == _CONFLICT:
             return DeliveryResult.FENCED
         return (
-            DeliveryResult.AGAIN if self.status in _RETRIED or self.status >= 500 else DeliveryResult.REFUSED
+            DeliveryResult.RETRY if self.status in _RETRIED or self.status >= 500 else DeliveryResult.REFUSED
         )
 
     @property
     def reason(self) -> str:
-        """What somebody has to know who mends it."""
+        """The reason, with a hint for whoever repairs it."""
         if self.failure:
             return self.failure
         if 300 <= self.status < 400:
-            return f"answers {self.status}; redirects are not followed: give the address that it leads to"
+            return f"answers {self.status}; redirects are not followed; use the address that it leads to"
         return f"answers {self.status}{_HINTS.get(self.status, '')}"
 
 
-def wait_s(attempt: int, retry_after: str, *, now_s: float, chance: float) -> float:
-    """How long to wait after an attempt (the first is 0): what the server says, else a time that doubles."""
-    asked = _asked_s(retry_after.strip(), now_s)
-    return asked if asked is not None else _BACKOFF.delay_s(attempt + 1, chance)
+def retry_delay_s(attempt: int, retry_after: str, *, now_s: float, chance: float) -> float:
+    """Return the pause after an attempt (the first is 0): what the server asks for, else one that doubles."""
+    asked_s = _parse_retry_after(retry_after.strip(), now_s)
+    return asked_s if asked_s is not None else _BACKOFF.delay_s(attempt + 1, chance)
 
 
-def _asked_s(retry_after: str, now_s: float) -> float | None:
+def _parse_retry_after(retry_after: str, now_s: float) -> float | None:
     if retry_after.isdecimal():
         return float(retry_after)
     try:
@@ -89,18 +86,18 @@ def _asked_s(retry_after: str, now_s: float) -> float | None:
 
 
 _ANSWER_BYTES = 64 * 1024
-_PIECE_BYTES = 256 * 1024  # of a body: between two pieces, others of the loop have their turn
+_CHUNK_BYTES = 256 * 1024  # of a body: between two chunks, other tasks of the loop run
 _NOT_FOUND = 404
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
 
 Headers = Callable[[], Mapping[str, str]]
-"""Made for each attempt: a signature has the time in it."""
+"""Called for each attempt, because a signature contains the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is; its path and query may be secrets."""
+    """The address of a server; its path and query may be secrets."""
 
     secure: bool
     host: str
@@ -109,7 +106,7 @@ class Address:
 
     @classmethod
     def parse(cls, option: str, url: str) -> "Address":
-        """Read a URL; raise Invalid, without showing it, when it is none that can be used."""
+        """Read a URL; raise Invalid, without showing it, when it cannot be used."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -124,7 +121,7 @@ class Address:
         return cls(parts.scheme == "https", parts.hostname, port, path)
 
     @property
-    def shown(self) -> str:
+    def public_url(self) -> str:
         """The server without what may be secret."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.secure else 'http'}://{host}{f':{self.port}' if self.port else ''}"
@@ -146,44 +143,46 @@ class Sender:
     def send(
         self, method: str, headers: Headers, body: bytes | None, *, missing: bytes | None = None
     ) -> bytes:
-        """Send until the server takes it; return what it says, or `missing` for 404 if that is given.
+        """Send until the server accepts; return its answer, or `missing` for 404 if that is given.
 
-        Raises Fenced for 409, Invalid for an answer that will not change, Unavailable when there was none
-        after all attempts, or the server wants to be left alone for long.
+        Raises Fenced for 409, Invalid for an answer that will not change, and Unavailable when all attempts
+        failed or the server asks for a long pause.
         """
         failure = ""
         for attempt in range(self._attempts):
             answer, text = self._exchange(method, headers(), body)
-            if answer.verdict is DeliveryResult.TAKEN:
+            if answer.result is DeliveryResult.ACCEPTED:
                 return text
             if answer.status == _NOT_FOUND and missing is not None:
                 return missing
-            if answer.verdict is DeliveryResult.FENCED:
-                raise Fenced(f"{self._address.shown} answers that it is elsewhere (409)")
-            if answer.verdict is DeliveryResult.REFUSED:
-                raise Invalid(f"{self._address.shown} {answer.reason}")
+            if answer.result is DeliveryResult.FENCED:
+                raise Fenced(f"{self._address.public_url} answers that it has another watermark (409)")
+            if answer.result is DeliveryResult.REFUSED:
+                raise Invalid(f"{self._address.public_url} {answer.reason}")
             failure = answer.reason
             now_s, chance = self._clock.wall_ms() / 1000, self._clock.random()
-            pause_s = wait_s(attempt, answer.retry_after, now_s=now_s, chance=chance)
+            pause_s = retry_delay_s(attempt, answer.retry_after, now_s=now_s, chance=chance)
             if pause_s > WAIT_MAX_S:
                 break
             if attempt < self._attempts - 1:
                 self._clock.pause(pause_s)
-        raise Unavailable(f"{self._address.shown} {failure}; the changes are sent again later")
+        raise Unavailable(f"{self._address.public_url} {failure}; the changes are sent again later")
 
     def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> tuple[Answer, bytes]:
-        """One attempt: the answer and its text."""
+        """Make one attempt; return the answer and its text."""
         if self._connection is None:
             one = httpx.Limits(max_connections=1, keepalive_expiry=None)
-            self._connection = httpx.AsyncHTTPTransport(verify=self._trusted(), limits=one, trust_env=False)
+            self._connection = httpx.AsyncHTTPTransport(
+                verify=self._tls_context(), limits=one, trust_env=False
+            )
         try:
             answer, text = run(self._answer(self._connection, self._request(method, headers, body)))
         except (OSError, httpx.TransportError) as error:
             self.close()
-            if any(isinstance(each, ssl.SSLCertVerificationError) for each in _causes(error)):
-                where = self._address.shown
+            if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error)):
+                server = self._address.public_url
                 raise Invalid(
-                    f"the certificate of {where} is not trusted; check it, or the option ca_path"
+                    f"the certificate of {server} is not trusted; check it, or the option ca_path"
                 ) from None
             return Answer(0, failure=_failure(error)), b""
         if answer.failure:
@@ -193,67 +192,69 @@ class Sender:
     async def _answer(
         self, connection: httpx.AsyncHTTPTransport, request: httpx.Request
     ) -> tuple[Answer, bytes]:
-        """What the server says; TimeoutError when that takes too long, however slowly bytes come.
+        """Return the server's answer; raise TimeoutError when it takes too long, however slowly bytes come.
 
-        The transport is asked, not a client: redirects, cookies and proxies are none of this.
+        Uses the transport, not a client: redirects, cookies and proxies are not wanted.
         """
         async with asyncio.timeout(self._timeout_s):
             response = await connection.handle_async_request(request)
             text = bytearray()
             try:
-                async for piece in response.aiter_raw():
-                    text += piece
+                async for chunk in response.aiter_raw():
+                    text += chunk
                     if len(text) > _ANSWER_BYTES:
                         break
             except httpx.RemoteProtocolError:
-                return Answer(0, failure="broke its answer off"), b""
+                return Answer(0, failure="interrupted its answer"), b""
             finally:
                 await response.aclose()
         answer = Answer(response.status_code, response.headers.get("Retry-After", ""))
         return answer, bytes(text[:_ANSWER_BYTES])
 
     def _request(self, method: str, headers: Mapping[str, str], body: bytes | None) -> httpx.Request:
-        """The path is given as the target: in a URL, httpx would write it in its own way."""
-        where = self._address
+        """Make a request. The path is given as the target, because httpx would rewrite it in a URL."""
+        address = self._address
         sent = httpx.Headers({"Accept-Encoding": "identity"})
         sent.update(headers)
         if body is not None:
             sent["Content-Length"] = str(len(body))
         return httpx.Request(
             method,
-            httpx.URL(scheme="https" if where.secure else "http", host=where.host, port=where.port),
+            httpx.URL(scheme="https" if address.secure else "http", host=address.host, port=address.port),
             headers=sent,
-            content=None if body is None else _pieces(body),
-            extensions={"target": where.path.encode("ascii")},
+            content=None if body is None else _split_body(body),
+            extensions={"target": address.path.encode("ascii")},
         )
 
-    def _trusted(self) -> ssl.SSLContext | bool:
+    def _tls_context(self) -> ssl.SSLContext | bool:
         if not self._address.secure:
             return False  # nothing is verified, and no certificates are loaded
         try:
             return ssl.create_default_context(cafile=self._ca_path)
         except OSError:
-            raise Invalid("option ca_path of consumer webhook cannot be read as certificates") from None
+            raise Invalid(
+                "option ca_path of consumer webhook cannot be read as certificates; name a PEM file"
+            ) from None
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         if self._connection is not None:
             run(self._connection.aclose())
         self._connection = None
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), _PIECE_BYTES):
-        yield body[start : start + _PIECE_BYTES]
+async def _split_body(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _CHUNK_BYTES):
+        yield body[start : start + _CHUNK_BYTES]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what led to it: httpx keeps what a socket or TLS said as the cause."""
+    """Yield an error and what led to it: httpx keeps errors of sockets and TLS as causes."""
     while error is not None:
         yield error
         if isinstance(error, BaseExceptionGroup):
-            for each in error.exceptions:
-                yield from _causes(each)
+            for inner in error.exceptions:
+                yield from _causes(inner)
         error = error.__cause__ or error.__context__
 
 
@@ -264,6 +265,6 @@ def _failure(error: Exception) -> str:
         (ConnectionRefusedError, "refused the connection"),
         (socket.gaierror, "has no address"),
     ):
-        if any(isinstance(each, kind) for each in causes):
+        if any(isinstance(cause, kind) for cause in causes):
             return words
     return f"broke the connection ({type(error).__name__})"
