@@ -47,7 +47,7 @@ def found_ids(options: dict[str, str]) -> list[int]:
 
 def test_objects_outside_of_the_range_are_not_planned(world: ServedWorld):
     (part,) = planned(world.options(rangeFrom=100, rangeTo=200, columns="name"))
-    assert len(part.pieces) == 1
+    assert len(part.tasks) == 1
     assert part.columns == ("name",)
     assert found_ids(world.options(rangeFrom=100, rangeTo=200)) == [101, 102, 103]
     assert found_ids(world.options(rangeFrom=2, rangeTo=103)) == [2, 3, 101, 102]
@@ -56,7 +56,7 @@ def test_objects_outside_of_the_range_are_not_planned(world: ServedWorld):
 def test_changes_outside_of_the_range_of_rows_or_of_time_are_not_planned(world: ServedWorld):
     feed = {"readChangeFeed": "true", "startingVersion": 0}
     parts = planned(world.options(**feed, rangeFrom=100, rangeTo=200, partitionBytes=1))
-    assert sum(len(each.snapshot.pieces) for each in parts) == 1
+    assert sum(len(each.snapshot.tasks) for each in parts) == 1
     assert found_ids(world.options(**feed, rangeFrom=100, rangeTo=301)) == [101, 102, 103, 201, 202, 203, 300]
     late = planned(world.options(readChangeFeed="true", startingVersion=world.manifest().flushed_ts + 1))
     assert [each.rows for each in late] == [0]

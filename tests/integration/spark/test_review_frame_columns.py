@@ -51,7 +51,7 @@ async def test_a_column_that_is_called_as_a_mark_of_frames_is_told(
         async with world.running(
             find=lambda _name: _framed(found), frames=SparkFrames(lambda: spark), spark=lambda _account: spark
         ):
-            job = await world.stopped("shop.items/all")
+            job = await world.wait_until_stopped("shop.items/all")
             await world.until(lambda: bool(found))
     assert job.status.error_code == ErrorCode.REFUSED
     assert "_Deleted" in job.status.error_msg
