@@ -51,7 +51,7 @@ class FixedSchemas:
         return self.resolved
 
     def ends(self, _table_id: int, _from_ts: int, _to_ts: int) -> list[int]:
-        """Return the ends of tables."""
+        """Return the times in a range at which a table ended: none."""
         return []
 
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
@@ -65,7 +65,7 @@ class FixedSchemas:
         return [*(begun[-1:] or mine[:1]), *(version for version in mine if version.since_ts > from_ts + 1)]
 
     def ended_ts(self, _table_id: int) -> int:
-        """Return when a table was dropped, if it was."""
+        """Return when a table was dropped: never, hence 0."""
         return 0
 
 

@@ -134,7 +134,7 @@ class FeedWorld:
         return self.resolved_ts()
 
     def ends(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
-        """Return the ends of tables."""
+        """Return the times in a range at which a table ended."""
         ended_ts = self.ended_ts(table_id)
         return [ended_ts] if from_ts < ended_ts <= to_ts else []
 
@@ -143,7 +143,7 @@ class FeedWorld:
         return versions_in_force(self._versions[table_id], from_ts, to_ts)
 
     def ended_ts(self, table_id: int) -> int:
-        """Return when a table was dropped, if it was."""
+        """Return when a table was dropped; 0 when it was not."""
         ended_ts = self._gone.get(table_id, 0)
         return ended_ts if ended_ts <= self.resolved_ts() else 0
 

@@ -113,7 +113,7 @@ class HeldRows:
         return CaptureProgress(table_id, self.readable_ts, self.readable_ts, 0)
 
     def parts(self, wanted: ReadRange) -> list[SchemaRange]:
-        """Return the rows in memory as one part."""
+        """Cut a range at the changes of the schema; raise Unavailable beyond what can be read."""
         self.asked += 1
         if wanted.to_ts > self.readable_ts:
             raise Unavailable("not complete yet")

@@ -195,7 +195,7 @@ class WorldSource:
         return scan
 
     def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
-        """Open the source."""
+        """Open a scan with some columns; record the call in `opens`."""
         self.fault("open")
         self.opens.append((scan, columns))
         names = None

@@ -139,7 +139,7 @@ class ModelCluster:
         ]
 
     def ended_ts(self, _table_id: int) -> int:
-        """Return when a table was dropped, if it was."""
+        """Return when a table was dropped: never, hence 0."""
         return 0
 
 

@@ -212,10 +212,10 @@ class ChangesPartition:
         if self.snapshot is None:
             return inside
         handles = HandleRange(low=first, high=end)
-        pieces = tuple(piece for piece in self.snapshot.pieces if handles.meets(piece.handles))
-        if not pieces and not self.snapshot.adds_unflushed:
+        tasks = tuple(task for task in self.snapshot.tasks if handles.meets(task.handles))
+        if not tasks and not self.snapshot.adds_unflushed:
             return None
-        return replace(inside, snapshot=replace(self.snapshot, handles=handles, pieces=pieces))
+        return replace(inside, snapshot=replace(self.snapshot, handles=handles, tasks=tasks))
 
 
 def plan_changes(

@@ -263,7 +263,7 @@ def _unflushed_weights(
 
 def _objects_weight(parts: Sequence[ChangesPartition], limit: ReadLimit) -> tuple[int, int]:
     """Return about how many rows and bytes parts of a snapshot have: whole objects, at most the limit."""
-    pieces = [piece for part in parts if part.snapshot is not None for piece in part.snapshot.pieces]
+    pieces = [piece for part in parts if part.snapshot is not None for piece in part.snapshot.tasks]
     rows, nbytes = sum(piece.rows for piece in pieces), sum(piece.size_bytes for piece in pieces)
     return (
         max(1, rows if limit.rows is None else min(rows, limit.rows)),

@@ -274,7 +274,7 @@ class Verifier:
         shape = self._target.expected(pa.RecordBatch.from_pylist([], self._columns(snapshot))).schema
         comparison = Comparison(shape, keys, self._folder)
         try:
-            comparison.find(self._checked(self._target.present(snapshot.at_ts)))
+            comparison.find(self._check_batches(self._target.present(snapshot.at_ts)))
             comparison.expect(map(self._target.expected, self._rows(snapshot)))
         except BaseException:
             comparison.close()
@@ -285,10 +285,10 @@ class Verifier:
         """Yield the rows of the source at the target's watermark, as the consumer gets them."""
         columns = self._columns(snapshot)
         with self._source.open(snapshot.scan, columns.names) as changes:
-            for batch in self._checked(changes):
+            for batch in self._check_batches(changes):
                 yield batch.data.select(columns.names).cast(columns)
 
-    def _checked(self, batches: Iterator[T]) -> Iterator[T]:
+    def _check_batches(self, batches: Iterator[T]) -> Iterator[T]:
         """Yield batches; ask `proceed` before each."""
         for batch in batches:
             self._proceed()
@@ -346,7 +346,7 @@ class Verifier:
         The target may have other keys than the source. So rows whose keys are not found are searched again as
         the target expects them: only then, because making the target's rows may cost much.
         """
-        for as_target in (_unchanged, self._target.expected):
+        for as_target in (_identity, self._target.expected):
             missing = np.ones(len(wanted), np.bool_)
             for batch in self._rows(snapshot) if len(wanted) else ():
                 hashes = comparison.key_hashes(as_target(batch))
@@ -361,7 +361,7 @@ class Verifier:
         return f"{why}; fill the target anew with `penstock job repair --rebuild {self._job.id}`"
 
 
-def _unchanged(rows: pa.RecordBatch) -> pa.RecordBatch:
+def _identity(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows
 
 

@@ -376,7 +376,7 @@ def _delete_keys(dataset: LanceDataset, keys: pa.Table) -> tuple[list[int], list
 
 
 def _joins_by_value(keys: pa.Table) -> bool:
-    """Return whether Lance's join finds all these keys: it tells -0.0 from 0.0, and no NULL matches."""
+    """Return whether Lance's join finds all these keys: for it -0.0 is not 0.0, and no NULL matches."""
     return not any(
         column.null_count or (pa.types.is_floating(column.type) and pc.any(pc.equal(column, 0.0)).as_py())
         for column in keys.columns

@@ -255,8 +255,8 @@ class Flusher:
 
         The first chunk carries the facts of the range, so that no manifest is complete without them.
         """
-        pieces = cut_chunks(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
-        chunks = groupby(pieces, key=lambda piece: (piece.chunk, piece.direct))
+        parts = cut_chunks(changes, large_bytes=self.large_txn_bytes, chunk_bytes=self.sort_bytes // 2)
+        chunks = groupby(parts, key=lambda part: (part.chunk, part.direct))
         chunk = next(chunks, None)
         if chunk is None:
             self._commit(table, versions, Built([], to_ts, None), facts)
@@ -265,7 +265,7 @@ class Flusher:
         while chunk is not None:
             (_, direct), rest = chunk
             build = self.build.build_direct if direct else self.build.build_appendable
-            rows = (piece.rows for piece in rest)
+            rows = (part.rows for part in rest)
             recorder = None if tracing.current is None else tracing.current.start_recorder()
             if recorder is not None:
                 rows = recorder.pass_through(rows)

@@ -86,41 +86,43 @@ class ObjectScan:
     handles: HandleRange = HandleRange()
     changed_handles: pa.Array = field(default_factory=lambda: NO_HANDLES)
 
-    def batches(self, pieces: Sequence[ObjectScanTask]) -> Generator[pa.RecordBatch, None, None]:
+    def batches(self, tasks: Sequence[ObjectScanTask]) -> Generator[pa.RecordBatch, None, None]:
         """Yield the rows, in parts of row groups; the next part is read meanwhile. No batch is empty.
 
         Raises Unavailable when an object does not exist or storage does not answer, Corrupt when it is
         damaged.
         """
-        with closing(ReadAhead(self._read(pieces))) as ahead:
+        with closing(ReadAhead(self._read(tasks))) as ahead:
             while (found := ahead.next()) is not None:
                 batch = found.select_live()
-                del found  # what is not left of it is not kept while the batch is used
+                del found  # so that rows that were filtered out do not stay in memory
                 if batch.num_rows:
                     yield batch
 
-    def _read(self, pieces: Sequence[ObjectScanTask]) -> "Generator[_Block, None, None]":
-        for piece in sorted(pieces, key=lambda piece: piece.info.id):  # as Deletions wants to be asked
-            projection = Projection(piece.table, self.table, self.names)
-            deleted = self.deletions.of(piece.info.id)
-            with open_object(self.storage, self.table_id, piece.info) as file:
-                for group in self._groups(piece, file, deleted):
+    def _read(self, tasks: Sequence[ObjectScanTask]) -> "Generator[_Block, None, None]":
+        for task in sorted(
+            tasks, key=lambda task: task.info.id
+        ):  # in this order Deletions reads each row group once
+            projection = Projection(task.table, self.table, self.names)
+            deleted = self.deletions.of(task.info.id)
+            with open_object(self.storage, self.table_id, task.info) as file:
+                for group in self._groups(task, file, deleted):
                     start = 0
                     for rows in group.read(file, projection.reads, self.batch_rows):
                         yield _Block(group, projection, start, rows)
                         start += rows.num_rows
 
-    def _groups(self, piece: ObjectScanTask, file: pq.ParquetFile, deleted: Offsets) -> list["_Group"]:
+    def _groups(self, task: ObjectScanTask, file: pq.ParquetFile, deleted: Offsets) -> list["_Group"]:
         """Return the row groups that may have rows, and what rules rows out."""
         footer = file.metadata
         commits = column_bounds(footer, COMMIT_TS)
-        handles = column_bounds(footer, HANDLE, missing=piece.handles)
+        handles = column_bounds(footer, HANDLE, missing=task.handles)
         sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
         starts = [0, *accumulate(sizes)]
         chosen = [
             (commit, GroupHandles(number, starts[number], sizes[number], keys))
             for number, (commit, keys) in enumerate(zip(commits, handles, strict=True))
-            if number in range(len(sizes))[piece.first : piece.end]
+            if number in range(len(sizes))[task.first : task.end]
             if commit is not None and commit.low <= self.ts
             if keys is not None and self.handles.meets(keys)
         ]

@@ -59,19 +59,19 @@ class SnapshotPartition:
 
     partition: Partition
     ts: int
-    flushed_ts: int  # at the time of the plan: changes above it are not in `pieces`
+    flushed_ts: int  # at the time of the plan: changes above it are not in `tasks`
     table: TableInfo
     columns: tuple[str, ...]
     handles: HandleRange
     batch_rows: int
-    pieces: tuple[ObjectScanTask, ...] = ()
+    tasks: tuple[ObjectScanTask, ...] = ()
     tombstones: tuple[ObjectInfo, ...] = field(default=(), repr=False)
     adds_unflushed: bool = False  # whether the rows that changed above `flushed_ts` are part of this
 
     @property
     def rows(self) -> int:
         """About how many rows there are: deleted rows count, unflushed ones do not."""
-        return sum(piece.rows for piece in self.pieces)
+        return sum(task.rows for task in self.tasks)
 
     def read(self) -> Batches:
         """Yield the rows, in no particular order; close it when it is not read to its end.
@@ -94,7 +94,7 @@ class SnapshotPartition:
                 handles=self.handles,
                 changed_handles=NO_HANDLES if newer is None else newer.changed_handles,
             )
-            yield from scan.batches(self.pieces)
+            yield from scan.batches(self.tasks)
             if newer is not None and self.adds_unflushed:
                 for batch in newer.batches(self.table, self.columns):
                     for start in range(0, batch.num_rows, self.batch_rows):
@@ -109,8 +109,8 @@ class SnapshotPartition:
         )
         low, high = self.handles.low, self.handles.high
         if not self.adds_unflushed:
-            low = max(low, min(piece.info.key_min for piece in self.pieces))
-            above = max(piece.info.key_max for piece in self.pieces) + b"\0"
+            low = max(low, min(task.info.key_min for task in self.tasks))
+            above = max(task.info.key_max for task in self.tasks) + b"\0"
             high = min(high, above) if high else above
         wanted = ReadRange(
             table_id=self.partition.table_id,
@@ -213,9 +213,9 @@ def _plan_whole(
             columns=names,
             handles=handles,
             batch_rows=batch_rows,
-            pieces=(pieces := _pieces(state, min(ts, state.flushed_ts), handles)),
+            tasks=(tasks := _plan_tasks(state, min(ts, state.flushed_ts), handles)),
             tombstones=_select_tombstones(
-                state.visible_objects("tombstone", min(ts, state.flushed_ts)), pieces
+                state.visible_objects("tombstone", min(ts, state.flushed_ts)), tasks
             ),
             adds_unflushed=ts > state.flushed_ts,
         )
@@ -223,7 +223,7 @@ def _plan_whole(
     ]
 
 
-def _pieces(state: PartitionState, ts: int, handles: HandleRange) -> tuple[ObjectScanTask, ...]:
+def _plan_tasks(state: PartitionState, ts: int, handles: HandleRange) -> tuple[ObjectScanTask, ...]:
     """Return the visible data objects that may have rows in the range of handles, each as a whole."""
     tables = {version.version: version.table for version in schemas_in(state.manifest.facts)}
     made = []
@@ -232,17 +232,17 @@ def _pieces(state: PartitionState, ts: int, handles: HandleRange) -> tuple[Objec
             raise Corrupt(
                 f"the manifest of table {state.table_id} has no schema of object {info.id}; keep it"
             )
-        piece = ObjectScanTask(info, tables[info.schema_version], info.rows, info.size_bytes)
-        if handles.meets(piece.handles):
-            made.append(piece)
+        task = ObjectScanTask(info, tables[info.schema_version], info.rows, info.size_bytes)
+        if handles.meets(task.handles):
+            made.append(task)
     return tuple(made)
 
 
 def _select_tombstones(
-    tombstones: Iterable[ObjectInfo], pieces: Iterable[ObjectScanTask]
+    tombstones: Iterable[ObjectInfo], tasks: Iterable[ObjectScanTask]
 ) -> tuple[ObjectInfo, ...]:
-    """Return the tombstone objects that may delete rows of the pieces, with no other targets."""
-    wanted = {piece.info.id for piece in pieces}
+    """Return the tombstone objects that may delete rows of the tasks, with no other targets."""
+    wanted = {task.info.id for task in tasks}
     trimmed = (
         tombstone
         if tombstone.targets is None
@@ -257,48 +257,48 @@ def _divide(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     storage = whole.partition.storage.open()
     packs: list[list[ObjectScanTask]] = []
     packed = limit
-    for whole_piece in sorted(whole.pieces, key=lambda piece: (piece.info.key_min, piece.info.id)):
-        for piece in _cut(storage, whole.partition.table_id, whole_piece, limit):
-            if packed + piece.size_bytes - limit >= limit - packed:  # closer to the limit without this piece
+    for whole_task in sorted(whole.tasks, key=lambda task: (task.info.key_min, task.info.id)):
+        for task in _cut(storage, whole.partition.table_id, whole_task, limit):
+            if packed + task.size_bytes - limit >= limit - packed:  # closer to the limit without this task
                 packs.append([])
                 packed = 0
-            packs[-1].append(piece)
-            packed += piece.size_bytes
+            packs[-1].append(task)
+            packed += task.size_bytes
     if len(packs) <= 1:
         return [whole] if packs or whole.adds_unflushed else []
     parts = [
         replace(
             whole,
-            pieces=tuple(pack),
+            tasks=tuple(pack),
             tombstones=_select_tombstones(whole.tombstones, pack),
             adds_unflushed=False,
         )
         for pack in packs
     ]
-    on_top = [replace(whole, pieces=(), tombstones=())] if whole.adds_unflushed else []
+    on_top = [replace(whole, tasks=(), tombstones=())] if whole.adds_unflushed else []
     return parts + on_top
 
 
-def _cut(storage: ObjectStorage, table_id: int, piece: ObjectScanTask, limit: int) -> list[ObjectScanTask]:
-    """Cut a piece by its row groups, when it is too large by more than a part of its own would be worth."""
-    if piece.size_bytes <= limit + limit // 4:
-        return [piece]
-    with open_object(storage, table_id, piece.info) as file:
+def _cut(storage: ObjectStorage, table_id: int, task: ObjectScanTask, limit: int) -> list[ObjectScanTask]:
+    """Cut a task by its row groups, when it is too large by more than a part of its own would be worth."""
+    if task.size_bytes <= limit + limit // 4:
+        return [task]
+    with open_object(storage, table_id, task.info) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-    rows_max = max(1, piece.rows * limit // piece.size_bytes)
+    rows_max = max(1, task.rows * limit // task.size_bytes)
     made: list[ObjectScanTask] = []
     first = rows = 0
     for number, size in enumerate(sizes):
         rows += size
         if rows + (sizes[number + 1] if number + 1 < len(sizes) else rows_max) > rows_max:
-            nbytes = -(-piece.size_bytes * rows // piece.rows)
-            made.append(replace(piece, rows=rows, size_bytes=nbytes, first=first, end=number + 1))
+            nbytes = -(-task.size_bytes * rows // task.rows)
+            made.append(replace(task, rows=rows, size_bytes=nbytes, first=first, end=number + 1))
             first, rows = number + 1, 0
     return made
 
 
 def _bytes(part: SnapshotPartition) -> int:
-    return sum(piece.size_bytes for piece in part.pieces)
+    return sum(task.size_bytes for task in part.tasks)
 
 
 @dataclass(frozen=True, slots=True)

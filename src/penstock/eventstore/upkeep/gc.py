@@ -200,7 +200,7 @@ class Collector:
         ]
         listed = [stored for folder in folders for stored in self.storage.list_objects(folder)]
         old = [stored.path for stored in listed if stored.modified_ms <= before_ms]
-        named = self._being_loaded(root)
+        named = self._list_loading(root)
         # The state is newer than the listing: it names all files that were committed meanwhile, unless the
         # table has a newer owner.
         with table.flushing:
@@ -214,7 +214,7 @@ class Collector:
             named.update(info.id for info in self._read_archive(root, archive))
         return self._delete("orphan", [path for path in unnamed if paths.object_id(path) not in named])
 
-    def _being_loaded(self, root: str) -> set[str]:
+    def _list_loading(self, root: str) -> set[str]:
         """Return the objects of a load in progress: everything in its files that has the form of an id."""
         found = (self.storage.read(path) for path in self.storage.names(paths.load_folder(root)))
         return {object_id.decode() for data in found if data for object_id in _OBJECT_ID.findall(data)}

@@ -204,11 +204,11 @@ class MergeWriter:
             Deletions(self.storage, plan.table_id, plan.deleting, plan.ts),
             SLICE_ROWS,
         )
-        pieces = [
+        tasks = [
             ObjectScanTask(info, of, info.rows, info.size_bytes)
             for info, of in zip(plan.data, plan.tables, strict=True)
         ]
-        with self.open_spill(order_by(schema, HANDLE)) as spool, closing(scan.batches(pieces)) as found:
+        with self.open_spill(order_by(schema, HANDLE)) as spool, closing(scan.batches(tasks)) as found:
             for batch in found:
                 self.proceed()
                 spool.write(batch)

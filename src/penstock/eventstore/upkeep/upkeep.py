@@ -172,7 +172,7 @@ class Upkeep:
         """
         done = overtaken = 0
         while overtaken < _OVERTAKEN_MAX:
-            committed = self._merge_once(table, partial(self._still_owned, table))
+            committed = self._merge_once(table, partial(self._require_owned, table))
             if committed is None:
                 break
             done += committed
@@ -192,7 +192,7 @@ class Upkeep:
         age_ms = self._clock.wall_ms() - plan.made_ms
         committed = False
         if age_ms < self._collecting.orphan_ms / 2:
-            writing = self._writer(plan, partial(self._still_owned, table))
+            writing = self._writer(plan, partial(self._require_owned, table))
             with table.flushing:
                 committed = commit_merge(table, output, writing)
         metrics.EVENTSTORE_MERGES_TOTAL.labels("committed" if committed else "overtaken").inc()
@@ -200,7 +200,7 @@ class Upkeep:
 
     def collect(self, table: OwnedTable) -> int:
         """Collect and sweep a table; return how many files were deleted. Raises as `Collector` does."""
-        collector = self._collector(partial(self._still_owned, table))
+        collector = self._collector(partial(self._require_owned, table))
         return collector.collect(table) + collector.sweep(table)
 
     def _merge_once(self, table: OwnedTable, proceed: Callable[[], None]) -> bool | None:
@@ -224,7 +224,7 @@ class Upkeep:
     def _collector(self, proceed: Callable[[], None]) -> Collector:
         return Collector(self._storage, self._collecting, self._clock, proceed, self._opening)
 
-    def _still_owned(self, table: OwnedTable) -> None:
+    def _require_owned(self, table: OwnedTable) -> None:
         if table.rows.disowned:
             raise Unavailable(f"table {table.rows.table_id} is no longer captured here; ask its owner")
 

@@ -59,7 +59,7 @@ class ConsumerServices:
 
 
 class ConsumerRun:
-    """One run of a job's consumer. `ended` is called once: by its thread, or by whoever abandons the thread.
+    """One run of a job's consumer. `ended` is called once: by its thread, or by the caller of `abandon`.
 
     `job` is the row as it was begun: any change of it since then fences this run.
     """

@@ -216,9 +216,7 @@ class SharedScan:
             raise Invalid("this process has no Spark session, which the consumer needs; run jobs with Spark")
         metrics.JOBS_SCANS_TOTAL.labels("frame").inc()
         frame = self._config.frames.open(self.scan(), self._columns())
-        if (
-            self._finished
-        ):  # the consumer that asked was abandoned meanwhile, and nothing else would release it
+        if self._finished:  # the consumer that asked was abandoned: nothing else would release it
             frame.release()
             raise Aborted("the job was canceled")
         return frame
