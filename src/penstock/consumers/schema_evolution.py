@@ -49,12 +49,11 @@ __all__ = [
 ]
 
 
-# SQL targets.
-
 HANDLE_ID = 0
 """The id of `_handle` among columns; those of the source begin with 1."""
-
 REBUILD = "rebuild the target with `penstock job repair --rebuild`"
+
+# SQL targets.
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,9 @@ class Jobs:
         try:
             return replace(self.log.change(txn, job.key, None, transition), id=job.id)
         except Fenced as error:
-            raise Conflict(f"job {job.id} was changed meanwhile; run the transaction again") from error
+            raise Conflict(
+                f"job {job.id} was changed by another transaction; run the transaction again"
+            ) from error
 
 
 def no_such_job(job_id: JobId) -> NotFound:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.tables.schema import TableInfo
 
-_REMEDY = "fill the target anew with `penstock job repair --rebuild`"
+_REMEDY = "rebuild the target with `penstock job repair --rebuild`"
 
 
 def fits(narrow: pa.DataType, wide: pa.DataType) -> bool:

@@ -62,7 +62,7 @@ class _StoredUsage:
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """Usage that is added once, told by its id."""
+    """Usage that is added once; its id tells whether it was."""
 
     id: str
     usage: Usage

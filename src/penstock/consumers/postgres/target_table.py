@@ -71,7 +71,7 @@ class TargetTable:
     def stage_upserts(
         self, cursor: psycopg.Cursor[Any], columns: Sequence[TargetColumn], rows: Iterable[pa.RecordBatch]
     ) -> None:
-        """Copy rows for `upsert` to a table that nobody else sees."""
+        """Copy rows for `upsert` to a temporary table of this session."""
         self._stage(cursor, "penstock_upserts", columns)
         self._copy(cursor, _UPSERTS, columns, rows)
 

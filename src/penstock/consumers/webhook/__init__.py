@@ -1,4 +1,4 @@
-"""webhook: changes sent to somebody's HTTP server."""
+"""webhook: changes are sent to an HTTP server."""
 
 from penstock.consumers.webhook.consumer import Webhook, WebhookOptions, is_signed
 

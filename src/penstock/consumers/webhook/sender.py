@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The reason, with a hint for whoever repairs it."""
+        """What the server answered, with a hint for the person who repairs it."""
         if self.failure:
             return self.failure
         if 300 <= self.status < 400:

@@ -147,7 +147,7 @@ class FanOut(Generic[T]):
             try:
                 batch = spool.take()
             except OSError as error:
-                raise _broken(error) from error
+                raise _spool_error(error) from error
             if batch is not None:  # else the queue was closed in the meantime
                 return batch
 
@@ -233,12 +233,12 @@ class FanOut(Generic[T]):
                     " (jobs.spool_bytes); it catches up in an iteration of its own"
                 )
         except OSError as error:
-            reason = _broken(error)
+            reason = _spool_error(error)
         with self._changed:
             if reason is not None:
                 self._close(queue, reason)
             self._changed.notify_all()
 
 
-def _broken(error: OSError) -> Unavailable:
+def _spool_error(error: OSError) -> Unavailable:
     return Unavailable(f"the spool of a slow consumer failed ({error.strerror}); check the disk of jobs.data")

@@ -65,7 +65,7 @@ class JobLog:
                 if DATABASE not in self.catalog.schema().databases:
                     self.catalog.create_database(DATABASE)
                 self.catalog.create_table(LOG_NAME, COLUMNS, primary_key=PRIMARY_KEY)
-            except Invalid as error:  # somebody else may have been faster
+            except Invalid as error:  # another process may have been faster
                 problem = error
         raise Unavailable(f"{LOG_NAME} cannot be created; try again") from problem
 

@@ -117,7 +117,7 @@ def flush_watermark(watermark: int) -> Transition:
 
 
 def resync_job(job: Job, *, upto_ts: int = 0) -> Job:
-    """Begin again with all rows: history is gone, or somebody wants the target to be filled again.
+    """Begin again with all rows: history is gone, or a person asked for a rebuild.
 
     The end of an iteration that still runs is refused. What the target has by then does not count: neither
     what the log knows of, nor anything else up to `upto_ts`.
