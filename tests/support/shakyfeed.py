@@ -80,8 +80,8 @@ class ShakyProgress:
     async def location(self) -> str | None:
         return await self._call(self._kept.location)
 
-    async def begin_at(self, location: str, *, anew: bool) -> None:
-        await self._call(lambda: self._kept.begin_at(location, anew=anew))
+    async def begin_at(self, location: str, *, is_new: bool) -> None:
+        await self._call(lambda: self._kept.begin_at(location, is_new=is_new))
 
     async def checkpoint_ts(self) -> int:
         return await self._call(self._kept.checkpoint_ts)

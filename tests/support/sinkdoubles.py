@@ -29,10 +29,10 @@ class MemoryProgress:
     async def location(self) -> str | None:
         return self.place
 
-    async def begin_at(self, location: str, *, anew: bool) -> None:
+    async def begin_at(self, location: str, *, is_new: bool) -> None:
         self.fault("begin_at")
         self.place = location
-        if anew:
+        if is_new:
             self.kept.clear()
             self.done_ddl_ts = max(self.checkpoints[-1], self._start_ts)
         self.fault("began_at")
@@ -55,7 +55,7 @@ class MemoryProgress:
         self.fault("change_dispatchers")
         for dispatcher_id in removed:
             self.kept.pop(dispatcher_id, None)
-        self.kept.update({each.span.id: each for each in added})
+        self.kept.update({record.span.id: record for record in added})
         self.done_ddl_ts = max(self.done_ddl_ts, ddl_ts or 0)
         self.fault("changed_dispatchers")
 
@@ -86,7 +86,7 @@ class ScriptedSource:
         self.held: dict[int, int] = {}
         self.progress_reads = 0
         self.slice_calls: list[tuple[str, Position, int]] = []
-        self._first = {each.table.id: each for each in tables}
+        self._first = {table.table.id: table for table in tables}
         self._commits: dict[int, list[tuple[int, bytes]]] = {}
 
     def put(self, table_id: int, ts: int, *handles: bytes) -> None:
@@ -95,7 +95,7 @@ class ScriptedSource:
             insort(self._commits.setdefault(table_id, []), (ts, handle))
 
     def ddl(self, event: DdlEvent) -> DdlEvent:
-        """A DDL happened, after those before."""
+        """Add a DDL after all earlier ones."""
         self.events.append(event)
         return event
 
@@ -112,7 +112,7 @@ class ScriptedSource:
 
     def ddls(self, from_ts: int, to_ts: int) -> list[DdlEvent]:
         assert to_ts <= self.ddl_resolved_ts(), f"DDLs up to {to_ts} are not known yet"
-        return [each for each in self.events if from_ts < each.commit_ts <= to_ts]
+        return [event for event in self.events if from_ts < event.commit_ts <= to_ts]
 
     def tables(self, at_ts: int) -> list[SchemaVersion]:
         there = dict(self._first)
@@ -131,10 +131,10 @@ class ScriptedSource:
     async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         self.fault("read_progress")
         self.progress_reads += 1
-        readable = {each: self.lagging.get(each, self.resolved_ts) for each in table_ids}
+        readable = {number: self.lagging.get(number, self.resolved_ts) for number in table_ids}
         return {
-            each: ReadableRange(ts, self._changed_ts(each, ts))
-            for each, ts in readable.items()
+            table_id: ReadableRange(ts, self._changed_ts(table_id, ts))
+            for table_id, ts in readable.items()
             if ts is not None
         }
 
@@ -194,7 +194,7 @@ class ScriptedSource:
         return commits[last - 1][0] if last else 0
 
     def _schema(self, table_id: int, ts: int) -> SchemaVersion:
-        return next(each for each in self.tables(ts) if table_id in each.table.physical_ids)
+        return next(table for table in self.tables(ts) if table_id in table.table.physical_ids)
 
     def _between(self, spec: TableSpan, start: Position, end: Position) -> list[tuple[int, bytes]]:
         commits = [
@@ -204,7 +204,9 @@ class ScriptedSource:
         ]
         if start.handle is not None:  # inside a snapshot: what is there counts as written at its timestamp
             there = {handle for ts, handle in commits if ts <= start.ts}
-            commits = [(start.ts, each) for each in there] + [each for each in commits if each[0] > start.ts]
+            commits = [(start.ts, commit) for commit in there] + [
+                commit for commit in commits if commit[0] > start.ts
+            ]
         return sorted(
             (ts, handle)
             for ts, handle in commits

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
@@ -37,14 +37,14 @@ def sink_options(**changes: object) -> SinkOptions:
 
 
 def dispatcher(number: int) -> TableSpan:
-    """One of many."""
+    """Return one of many."""
     return TableSpan(str(number), number)
 
 
 def slice_of(
     number: int, ts: int, nbytes: int = 100, *, rows: int = 1, schema: SchemaVersion = SCHEMA
 ) -> Slice:
-    """The changes of dispatcher `number` in (ts - 1, ts]; without rows it is encoded into nothing."""
+    """Return the changes of dispatcher `number` in (ts - 1, ts]; without rows it is encoded into nothing."""
     return Slice(
         dispatcher=dispatcher(number),
         schema=schema,
@@ -124,10 +124,10 @@ class RowlessEngine:
         self._under_way: Counter[str] = Counter()
 
     async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
-        self.encode_jobs.append([each.slice for each in work])
+        self.encode_jobs.append([task.slice for task in work])
         segment = len(self.encode_jobs)
         await self.encoding.enter()
-        encoded = [self._chunks(segment, each.slice) for each in work]
+        encoded = [self._chunks(segment, task.slice) for task in work]
         if any(encoded):
             self.segments.add(segment)
         return encoded
@@ -141,7 +141,10 @@ class RowlessEngine:
             for number, size in enumerate(sizes)
         ]
 
-    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
+    async def write(
+        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
+    ) -> list[WriteResult]:
+        assert local_payloads is None, "the sink has one engine"
         for file in files:
             self._under_way[file.dispatcher_id] += 1
             assert self._under_way[file.dispatcher_id] == 1, "a dispatcher has two files at once"
@@ -207,7 +210,7 @@ class PlainFiles:
         folder = place.folder.path
         return FilePaths(f"{folder}/CDC{number:06d}.json", f"{folder}/meta/CDC.index", number)
 
-    def wrote(self, place: FileTarget, paths: FilePaths) -> None:
+    def confirm_written(self, place: FileTarget, paths: FilePaths) -> None:
         assert self.numbers[place.dispatcher_id] == paths.number, "the last file that was given out"
 
     def write_ddl(self, event: DdlEvent) -> None:
@@ -242,7 +245,7 @@ class KeptInMemory:
     async def location(self) -> str | None:
         return None
 
-    async def begin_at(self, location: str, *, anew: bool) -> None:
+    async def begin_at(self, location: str, *, is_new: bool) -> None:
         pass
 
     async def checkpoint_ts(self) -> int:
@@ -257,8 +260,8 @@ class KeptInMemory:
     async def change_dispatchers(
         self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
     ) -> None:
-        for each in added:
-            self.kept[each.spec.id] = each
+        for record in added:
+            self.kept[record.span.id] = record
         for dispatcher_id in removed:
             del self.kept[dispatcher_id]
         self.ddl = self.ddl if ddl_ts is None else ddl_ts
@@ -270,7 +273,7 @@ class KeptInMemory:
         if self.error is not None:
             raise self.error
         self.begun.append(list(files))
-        self.pending.update((each.dispatcher_id, each) for each in files)
+        self.pending.update((file.dispatcher_id, file) for file in files)
 
 
 class SinkWorld:
@@ -304,7 +307,7 @@ class SinkWorld:
             await self._running
 
     def run(self) -> "asyncio.Task[None]":
-        """Start the sink, once; give its task."""
+        """Start the sink once; return its task."""
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self.sink.run())
         return self._running
@@ -350,12 +353,12 @@ class SinkWorld:
         for _ in range(10):
             await SYSTEM.sleep(0)
 
-    async def settled(self) -> None:
+    async def settle(self) -> None:
         """Let everything run that can run without time."""
         for _ in range(20):
             await SYSTEM.sleep(0.001)
 
 
-def refused() -> Unavailable:
-    """What a remote that does not answer raises."""
+def remote_silent() -> Unavailable:
+    """Return the error of a remote that does not answer."""
     return Unavailable("the remote does not answer")

@@ -24,7 +24,7 @@ class RemoteDouble:
         self.ddls: list[DdlEvent] = []
 
     def next_path(self, dispatcher_id: str) -> str:
-        """The path of a dispatcher's next file."""
+        """Return the path of a dispatcher's next file."""
         number = sum(path.startswith(f"{dispatcher_id}/") for path in self.files)
         return f"{dispatcher_id}/{number + 1}"
 
@@ -72,7 +72,7 @@ class RecordingSink:
         self._writing: dict[str, asyncio.Lock] = {}
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failed = False
-        self.told_ts = 0
+        self.published_ts = 0
 
     def add_dml_event(self, event: DmlEvent) -> None:
         if self._failed:
@@ -125,7 +125,7 @@ class RecordingSink:
         except Exception as error:  # noqa: BLE001 - whatever it is, a sink tells it when it runs
             self.fail(error)
         else:
-            self.told_ts = ts
+            self.published_ts = ts
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         assert not self.events.pop(dispatcher_id, None), "a dispatcher is removed with unwritten changes"

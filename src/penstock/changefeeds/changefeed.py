@@ -1,10 +1,10 @@
-"""A changefeed: from tables to files until it is stopped, finished, or cannot go on."""
+"""One changefeed through its failures: it runs until it is stopped, finished, or cannot go on."""
 
 from collections.abc import Callable
 
 from penstock.changefeeds.failures import GIVE_UP_S, FailureTracker
 from penstock.changefeeds.model import ChangefeedState, ProgressStore
-from penstock.changefeeds.resume import ChangefeedOptions, Startup
+from penstock.changefeeds.resume import ChangefeedOptions, resume_changefeed
 from penstock.changefeeds.run import ChangefeedRun
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import SYSTEM, Clock
@@ -13,15 +13,15 @@ from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK
 
 
 class Changefeed:
-    """Carries the changes of tables to a sink, at least up to a checkpoint, and exactly once into its files.
+    """Replicates the changes of tables to a sink: up to a checkpoint, and exactly once into its files.
 
-    A failure closes the sink; what was kept is taken up again with a new one, until `give_up_s` have passed
-    without progress. The parts are the caller's to close, but for the sink.
+    A failure ends the run and closes its sink. The next run resumes from the stored progress with a new sink,
+    until `give_up_s` have passed without progress. The caller closes the other parts.
     """
 
     def __init__(
         self,
-        feed_id: str,
+        changefeed_id: str,
         options: ChangefeedOptions,
         *,
         source: SliceSource,
@@ -31,77 +31,84 @@ class Changefeed:
         give_up_s: float = GIVE_UP_S,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._feed_id = feed_id
+        self._changefeed_id = changefeed_id
         self._options = options
         self._source = source
         self._open_sink = open_sink
         self._files = files
         self._progress = progress
         self._clock = clock
-        self._trouble = FailureTracker(feed_id, give_up_s=give_up_s, clock=clock)
-        self._startup = Startup(feed_id, source, progress, files, options, clock)
-        self._life: ChangefeedRun | None = None
-        self._ended: ChangefeedState | None = None
+        self._failures = FailureTracker(changefeed_id, give_up_s=give_up_s, clock=clock)
+        self._current_run: ChangefeedRun | None = None
+        self._end_state: ChangefeedState | None = None
         self._attempt = 0
 
     @property
     def state(self) -> ChangefeedState:
-        """NORMAL, WARNING while it tries to get over a failure, FINISHED or FAILED."""
-        if self._ended is not None:
-            return self._ended
-        return ChangefeedState.WARNING if self._trouble.there else ChangefeedState.NORMAL
+        """NORMAL, WARNING while it retries after a failure, FINISHED or FAILED."""
+        if self._end_state is not None:
+            return self._end_state
+        return ChangefeedState.WARNING if self._failures.failing else ChangefeedState.NORMAL
 
     @property
     def error(self) -> str:
-        """What failed last, in one line; empty when there was progress since."""
-        return self._trouble.error
+        """The last failure in one line; empty when there was progress since."""
+        return self._failures.error
 
     @property
     def checkpoint_ts(self) -> int:
-        """Every change up to it is on the remote, and it is kept; 0 before it is known."""
-        return self._life.kept_ts if self._life is not None else 0
+        """Every change up to it is on the remote, and it is stored; 0 before it is known."""
+        return self._current_run.kept_ts if self._current_run is not None else 0
 
     async def run(self) -> None:
-        """Return when `target_ts` is reached. Cancel it to pause: what was read is written, then it ends.
+        """Return when `target_ts` is reached. To pause it, cancel it: it writes what was read, then ends.
 
-        It can be run again after a pause or a failure. Raises what it could not get over, and is FAILED then:
-        Invalid (but for Denied), StaleRead, Corrupt and Fenced at once, anything else after trying for long
-        enough.
+        It can be run again after a pause or a failure. Raises the failure that ended it, and is FAILED then:
+        Invalid (except Denied), StaleRead, Corrupt and Fenced at once, any other after `give_up_s` of
+        retries.
         """
-        self._ended = None
+        self._end_state = None
         try:
-            while not await self._live():
+            while not await self._run_once():
                 pass
         finally:
             for gauge in (SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS):
-                gauge.remove(self._feed_id)
+                gauge.remove(self._changefeed_id)
 
-    async def _live(self) -> bool:
-        """Take up what was kept; whether the changefeed is finished. What can pass is waited for."""
+    async def _run_once(self) -> bool:
+        """Resume and run; return whether the changefeed is finished. Wait after a failure that may pass."""
         try:
-            resumed = await self._startup.resume()
-            self._life = ChangefeedRun(
-                self._feed_id,
+            resumed = await resume_changefeed(
+                self._changefeed_id,
+                self._options,
+                source=self._source,
+                progress=self._progress,
+                files=self._files,
+                clock=self._clock,
+            )
+            self._current_run = ChangefeedRun(
+                self._changefeed_id,
                 resumed,
                 source=self._source,
                 sink=self._open_sink(),
                 files=self._files,
                 progress=self._progress,
                 options=self._options,
-                trouble=self._trouble,
+                failures=self._failures,
                 clock=self._clock,
             )
-            await self._life.run()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next try starts from what was kept
-            await self._clock.sleep(self._wait(error))
+            await self._current_run.run()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next try starts from the stored progress
+            await self._clock.sleep(self._record(error))
             return False
-        self._ended = ChangefeedState.FINISHED
+        self._end_state = ChangefeedState.FINISHED
         return True
 
-    def _wait(self, error: Exception) -> float:
-        self._attempt = self._attempt + 1 if self._trouble.there else 0
+    def _record(self, error: Exception) -> float:
+        """Return the seconds to wait before the next run; raise the failure when there is to be none."""
+        self._attempt = self._attempt + 1 if self._failures.failing else 0
         try:
-            return self._trouble.met(error, self._attempt)
+            return self._failures.record(error, self._attempt)
         except Exception:
-            self._ended = ChangefeedState.FAILED
+            self._end_state = ChangefeedState.FAILED
             raise

@@ -1,4 +1,4 @@
-"""What people do with changefeeds: create, pause, resume, update and remove them."""
+"""What people do with changefeeds: create, pause, resume and update what is stored of them."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from penstock.changefeeds.model import (
     ChangefeedRecord,
     ChangefeedState,
     ChangefeedStatus,
-    check_feed_id,
+    check_changefeed_id,
 )
 from penstock.changefeeds.sink_uri import location_of
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
@@ -28,9 +28,9 @@ from penstock.settings import ChangefeedSettings, parse_changefeed
 
 _ENDED = frozenset({ChangefeedState.STOPPED, ChangefeedState.FAILED, ChangefeedState.FINISHED})
 
-_PLACING = frozenset({"sink_uri", "storage_options"})  # what may lead elsewhere
+_LOCATION_SETTINGS = frozenset({"sink_uri", "storage_options"})  # those that may change the location
 
-_SHAPES = (
+_FILE_OPTIONS = (
     "protocol",
     "compression",
     "terminator",
@@ -41,175 +41,182 @@ _SHAPES = (
     "file_index_digit",
     "output_column_id",
     "column_selectors",
-)  # what consumers go by, for all files of a version
+)  # what a consumer assumes of all files of a version
 
 
-async def create_feed(
-    feeds: ChangefeedStore,
-    feed_id: str,
-    wanted: ChangefeedSettings,
+async def create_changefeed(
+    store: ChangefeedStore,
+    changefeed_id: str,
+    settings: ChangefeedSettings,
     *,
     now_ts: int,
     account: str = "sys",
     clock: Clock = SYSTEM,
 ) -> ChangefeedRecord:
-    """Add a changefeed of an account; `now_ts` is a timestamp of the database.
+    """Add a changefeed of an account; `now_ts` is a current timestamp of the database.
 
-    Raises Invalid when its settings cannot be carried out, AlreadyExists when there is one of that name.
+    Raises Invalid when the changefeed could not run with its settings, AlreadyExists when the name is taken.
     """
-    check_feed_id(feed_id)
-    check_settings(wanted)
-    _check_readable(wanted)
-    start_ts = wanted.start if isinstance(wanted.start, int) else now_ts
+    check_changefeed_id(changefeed_id)
+    check_settings(settings)
+    _check_readable(settings)
+    start_ts = settings.start if isinstance(settings.start, int) else now_ts
     if start_ts > now_ts:
         raise Invalid(
-            f"changefeed {feed_id} is to start at {start_ts}, which is in the future; now is {now_ts}"
+            f"changefeed {changefeed_id} is to start at {start_ts}, which is in the future; now is {now_ts}"
         )
-    if wanted.target_ts is not None and wanted.target_ts <= start_ts:
+    if settings.target_ts is not None and settings.target_ts <= start_ts:
         raise Invalid(
-            f"changefeed {feed_id} is to end at {wanted.target_ts}, not after its start at {start_ts}"
+            f"changefeed {changefeed_id} is to end at {settings.target_ts}, not after its start at {start_ts}"
         )
-    options = sink_options(wanted)
-    await _look_for_files(options)
+    options = sink_options(settings)
+    await _check_target_unused(options)
     info = ChangefeedInfo(
-        id=feed_id,
-        settings=dump(wanted),
+        id=changefeed_id,
+        settings=dump_settings(settings),
         start_ts=start_ts,
-        snapshot=wanted.start == "snapshot",
+        snapshot=settings.start == "snapshot",
         created_ms=clock.wall_ms(),
         account=account,
     )
-    await feeds.create(info, check=_alone(feed_id, options, account))
+    await store.create(info, check=_location_check(changefeed_id, options, account))
     return ChangefeedRecord(info, ChangefeedStatus.of_new(info))
 
 
-async def pause_feed(feeds: ChangefeedStore, feed_id: str) -> ChangefeedRecord:
-    """Stop it where it is; what it has read by then is written. Raises Invalid when it has ended."""
+async def pause_changefeed(store: ChangefeedStore, changefeed_id: str) -> ChangefeedRecord:
+    """Stop a changefeed after it has written what it has read. Raises Invalid when it is finished."""
 
-    def pause(feed: ChangefeedRecord) -> ChangefeedRecord:
-        if feed.state is ChangefeedState.FINISHED:
-            raise Invalid(f"changefeed {feed_id} has reached its target; there is nothing to pause")
-        return ChangefeedRecord(replace(feed.info, stopped=True), feed.status)
+    def pause(record: ChangefeedRecord) -> ChangefeedRecord:
+        if record.state is ChangefeedState.FINISHED:
+            raise Invalid(f"changefeed {changefeed_id} has reached its target; there is nothing to pause")
+        return ChangefeedRecord(replace(record.info, stopped=True), record.status)
 
-    return await feeds.change(feed_id, pause)
-
-
-async def resume_feed(feeds: ChangefeedStore, feed_id: str) -> ChangefeedRecord:
-    """Let one go on that was paused or has failed. Raises Invalid when it has ended."""
-
-    def resume(feed: ChangefeedRecord) -> ChangefeedRecord:
-        if feed.state is ChangefeedState.FINISHED:
-            raise Invalid(f"changefeed {feed_id} has reached its target; create another one")
-        return ChangefeedRecord(replace(feed.info, stopped=False), feed.status.resumed())
-
-    return await feeds.change(feed_id, resume)
+    return await store.change(changefeed_id, pause)
 
 
-async def update_feed(feeds: ChangefeedStore, feed_id: str, changes: Mapping[str, Any]) -> ChangefeedRecord:
-    """Give some settings other values. Tables that come in begin at the checkpoint; those that go out end.
+async def resume_changefeed(store: ChangefeedStore, changefeed_id: str) -> ChangefeedRecord:
+    """Let a paused or failed changefeed run again. Raises Invalid when it is finished."""
 
-    Another place gets everything after the checkpoint, and must hold no files of a changefeed.
+    def resume(record: ChangefeedRecord) -> ChangefeedRecord:
+        if record.state is ChangefeedState.FINISHED:
+            raise Invalid(f"changefeed {changefeed_id} has reached its target; create another one")
+        return ChangefeedRecord(replace(record.info, stopped=False), record.status.without_error())
 
-    Raises Invalid when it runs, or the settings cannot be carried out; where it began cannot be changed.
+    return await store.change(changefeed_id, resume)
+
+
+async def update_changefeed(
+    store: ChangefeedStore, changefeed_id: str, changes: Mapping[str, Any]
+) -> ChangefeedRecord:
+    """Change some settings. Tables that the patterns add begin at the checkpoint; those they drop end there.
+
+    A new location gets everything after the checkpoint, and must hold no files of a changefeed.
+
+    Raises Invalid when the changefeed runs, when it could not run with the settings, or when `changes` has
+    its start, which cannot be changed.
     """
     if "start" in changes:
         raise Invalid("a changefeed's start cannot be changed; remove it and create another one")
-    known = await feeds.get(feed_id)
-    options = sink_options(_merged(known, changes))
-    if _moves(known, options):
-        await _look_for_files(options)
+    known = await store.get(changefeed_id)
+    options = sink_options(_merge_settings(known, changes))
+    if _moves_files(known, options):
+        await _check_target_unused(options)
 
-    def update(feed: ChangefeedRecord) -> ChangefeedRecord:
-        if feed.state not in _ENDED:
-            raise Invalid(f"changefeed {feed_id} is {feed.state}; pause it before it is changed")
-        updated = _merged(feed, changes)
+    def update(record: ChangefeedRecord) -> ChangefeedRecord:
+        if record.state not in _ENDED:
+            raise Invalid(f"changefeed {changefeed_id} is {record.state}; pause it before it is changed")
+        updated = _merge_settings(record, changes)
         check_settings(updated)
-        _check_shape(feed, updated)
-        status, left = feed.status, None
-        if _moves(feed, sink_options(updated)):
-            # Until its next start, what is kept belongs to the place that it leaves.
-            left = _begun_with(feed)
+        _check_file_options(record, updated)
+        status, previous = record.status, None
+        if _moves_files(record, sink_options(updated)):
+            # Until its next start, the stored progress describes the former location.
+            previous = _settings_in_use(record)
             if status.location is None:
-                status = replace(status, location=_location(_options(feed)))
+                status = replace(status, location=_location(_wanted_options(record)))
         if status.state is ChangefeedState.FINISHED and "target_ts" in changes:
-            status = status.resumed()
-        return ChangefeedRecord(replace(feed.info, settings=dump(updated), stopped=True, left=left), status)
+            status = status.without_error()
+        info = replace(record.info, settings=dump_settings(updated), stopped=True, previous_settings=previous)
+        return ChangefeedRecord(info, status)
 
-    placed = not _PLACING.isdisjoint(changes)
-    check = _alone(feed_id, options, known.info.account) if placed else None
-    return await feeds.change(feed_id, update, check=check)
-
-
-def check_settings(wanted: ChangefeedSettings) -> None:
-    """Raise Invalid for what the run of a changefeed would refuse, as far as that can be told beforehand."""
-    sink_options(wanted)
-    TableFilter(wanted.tables)
-    for each in wanted.row_filters:
-        check_predicate(each.where)
+    check = None
+    if not _LOCATION_SETTINGS.isdisjoint(changes):
+        check = _location_check(changefeed_id, options, known.info.account)
+    return await store.change(changefeed_id, update, check=check)
 
 
-def _merged(feed: ChangefeedRecord, changes: Mapping[str, Any]) -> ChangefeedSettings:
-    return parse_changefeed({**feed.info.settings, **changes}, origin=f"changefeed {feed.info.id}")
+def check_settings(settings: ChangefeedSettings) -> None:
+    """Raise Invalid for settings that a run would refuse, as far as that is known before it."""
+    sink_options(settings)
+    TableFilter(settings.tables)
+    for rule in settings.row_filters:
+        check_predicate(rule.where)
 
 
-def _options(feed: ChangefeedRecord) -> SinkOptions:
-    return sink_options(_merged(feed, {}))
+def _merge_settings(record: ChangefeedRecord, changes: Mapping[str, Any]) -> ChangefeedSettings:
+    return parse_changefeed({**record.info.settings, **changes}, origin=f"changefeed {record.info.id}")
 
 
-def _begun_with(feed: ChangefeedRecord) -> Mapping[str, Any]:
-    """The settings with which a changefeed has begun where it was last, or will if it has not begun."""
-    left = feed.info.left
-    if left is None:
-        return feed.info.settings
-    options = sink_options(parse_changefeed(dict(left), origin=f"changefeed {feed.info.id}"))
-    return left if _location(options) == feed.status.location else feed.info.settings
+def _wanted_options(record: ChangefeedRecord) -> SinkOptions:
+    return sink_options(_merge_settings(record, {}))
 
 
-def _files(feed: ChangefeedRecord) -> SinkOptions:
-    """What the files of a changefeed are like, and where they are."""
-    return sink_options(parse_changefeed(dict(_begun_with(feed)), origin=f"changefeed {feed.info.id}"))
+def _settings_in_use(record: ChangefeedRecord) -> Mapping[str, Any]:
+    """Return the settings of the files that exist, or those of the first files if there are none yet."""
+    previous = record.info.previous_settings
+    if previous is None:
+        return record.info.settings
+    options = sink_options(parse_changefeed(dict(previous), origin=f"changefeed {record.info.id}"))
+    return previous if _location(options) == record.status.location else record.info.settings
+
+
+def _options_in_use(record: ChangefeedRecord) -> SinkOptions:
+    """Return the format and the location of a changefeed's files."""
+    return sink_options(
+        parse_changefeed(dict(_settings_in_use(record)), origin=f"changefeed {record.info.id}")
+    )
 
 
 def _location(options: SinkOptions) -> str:
     return str(location_of(options.target.url, options.target.options))
 
 
-def _moves(feed: ChangefeedRecord, options: SinkOptions) -> bool:
-    """Whether these options lead to another place than where a changefeed has its files."""
-    return _location(_files(feed)) != _location(options)
+def _moves_files(record: ChangefeedRecord, options: SinkOptions) -> bool:
+    """Return whether these options lead to another location than that of the changefeed's files."""
+    return _location(_options_in_use(record)) != _location(options)
 
 
-def _alone(feed_id: str, options: SinkOptions, account: str) -> Check:
-    """A check that raises Invalid when another changefeed writes to the same place, above or below it.
+def _location_check(changefeed_id: str, options: SinkOptions, account: str) -> Check:
+    """Return a check that raises Invalid when another changefeed writes to the same location, above or below.
 
-    Nobody but its own account learns what it is called.
+    Only its own account learns the other changefeed's name.
     """
-    mine = location_of(options.target.url, options.target.options, follow_links=True)
+    own = location_of(options.target.url, options.target.options, follow_links=True)
 
-    def check(feeds: list[ChangefeedRecord]) -> None:
-        for feed in feeds:
-            if feed.info.id == feed_id:
+    def check(records: list[ChangefeedRecord]) -> None:
+        for record in records:
+            if record.info.id == changefeed_id:
                 continue
             try:
-                target = _options(feed).target
+                target = _wanted_options(record).target
             except Invalid:  # it cannot run either
                 continue
-            if mine.meets(location_of(target.url, target.options, follow_links=True)):
-                named = f"changefeed {feed.info.id} writes to {target.url.rstrip('/')}/"
-                told = named if feed.info.account == account else "another changefeed writes there"
-                raise Invalid(f"{told}; give changefeed {feed_id} a place of its own")
+            if own.overlaps(location_of(target.url, target.options, follow_links=True)):
+                named = f"changefeed {record.info.id} writes to {target.url.rstrip('/')}/"
+                reason = named if record.info.account == account else "another changefeed writes there"
+                raise Invalid(f"{reason}; give changefeed {changefeed_id} a place of its own")
 
     return check
 
 
-async def _look_for_files(options: SinkOptions) -> None:
-    """Raise Invalid when there are files of a changefeed at a new place, as its first start would.
+async def _check_target_unused(options: SinkOptions) -> None:
+    """Raise Invalid when there are files of a changefeed at a new location, as its first start would.
 
-    Storage that this process cannot open, or that does not answer it, is left to that start: only who writes
-    has to reach it. A directory that is not there is not made.
+    Storage that this process cannot open, or that does not answer it, is left to that start: only the process
+    that writes has to reach it. A missing directory is not made.
     """
 
-    def look() -> None:
+    def check() -> None:
         url = urlsplit(options.target.url)
         try:
             if url.scheme == "file" and not Path(unquote(url.netloc + url.path)).is_dir():
@@ -220,29 +227,29 @@ async def _look_for_files(options: SinkOptions) -> None:
         with suppress(Unavailable, Denied):
             check_unused(target)
 
-    await asyncio.to_thread(look)
+    await asyncio.to_thread(check)
 
 
-def _check_shape(feed: ChangefeedRecord, updated: ChangefeedSettings) -> None:
-    """Raise Invalid when a version of a table would have files of two kinds: who reads them goes by one."""
-    was, is_now = _files(feed), sink_options(updated)
-    if _moves(feed, is_now):
+def _check_file_options(record: ChangefeedRecord, updated: ChangefeedSettings) -> None:
+    """Raise Invalid when a version of a table would have files of two formats: its readers expect one."""
+    before, after = _options_in_use(record), sink_options(updated)
+    if _moves_files(record, after):
         _check_readable(updated)
         return
-    changed = [name for name in _SHAPES if getattr(was, name) != getattr(is_now, name)]
+    changed = [name for name in _FILE_OPTIONS if getattr(before, name) != getattr(after, name)]
     if changed:
         raise Invalid(
-            f"the {changed[0].replace('_', ' ')} of changefeed {feed.info.id} cannot be changed where its"
+            f"the {changed[0].replace('_', ' ')} of changefeed {record.info.id} cannot be changed where its"
             " files are; give it another place with it, by --sink-uri"
         )
 
 
-def _check_readable(wanted: ChangefeedSettings) -> None:
-    """Raise Invalid when files of these settings could not be read back. For a place that has none yet."""
-    options = sink_options(wanted)
+def _check_readable(settings: ChangefeedSettings) -> None:
+    """Raise Invalid when files of these settings could not be read back. For a location without files."""
+    options = sink_options(settings)
     check_readable(options.protocol, options.terminator, options.csv)
 
 
-def dump(wanted: ChangefeedSettings) -> dict[str, Any]:
-    """Settings as they are kept: with their secrets."""
-    return {**wanted.model_dump(mode="json"), "sink_uri": wanted.sink_uri.get_secret_value()}
+def dump_settings(settings: ChangefeedSettings) -> dict[str, Any]:
+    """Return settings as they are stored: with their secrets."""
+    return {**settings.model_dump(mode="json"), "sink_uri": settings.sink_uri.get_secret_value()}

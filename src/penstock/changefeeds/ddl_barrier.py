@@ -1,10 +1,8 @@
-"""Who waits at a DDL, and who writes it when all do. Pure.
+"""Pending DDLs in order: which dispatchers wait at each, who writes it, which tables are left after it. Pure.
 
-DDLs that are known and not done, in order, and the tables that are carried before and after each. Pure.
-
-DDLs are done one after the other, also those of different tables: only so does one timestamp say which were
-done, and a table that was created and dropped before a crash does not come to life again after it. What waits
-is the DDL; a dispatcher reads on up to its own table's next one.
+DDLs are done one after the other, also those of different tables. Only so can one timestamp say which are
+done, and a table that was created and dropped before a crash does not come back after it. The DDL waits, not
+the dispatchers: each reads on up to the next DDL of its own table.
 """
 
 from collections import deque
@@ -19,12 +17,12 @@ from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.slices import Position
 
 TABLE_TRIGGER = "table-trigger"
-"""The dispatcher of the DDLs themselves: it has no rows, and writes what is no single table's."""
+"""The dispatcher of the DDLs themselves: it has no rows, and writes the DDLs of databases."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierDecision:
-    """All that are involved have drained: `writer` writes the DDL, then the others pass."""
+    """Every dispatcher that a DDL involves has drained: `writer` writes the DDL, then the others pass."""
 
     ddl_ts: int
     writer: str
@@ -32,15 +30,15 @@ class BarrierDecision:
 
     @property
     def involved_count(self) -> int:
-        """How many dispatchers waited."""
+        """How many dispatchers waited for the DDL."""
         return len(self.passing) + (self.writer != TABLE_TRIGGER)
 
 
 class DdlBarrier:
-    """Holds dispatchers at the next DDL until every one that it involves has drained up to it.
+    """Holds dispatchers at the next DDL until every dispatcher that it involves has drained up to it.
 
-    DDLs are opened one at a time, in order. A dispatcher may report before its DDL is opened. One that
-    vanishes is waited for no longer.
+    DDLs are opened one at a time, in order. A dispatcher may report before its DDL is opened. The barrier no
+    longer waits for a dispatcher that vanishes.
     """
 
     def __init__(self) -> None:
@@ -55,26 +53,26 @@ class DdlBarrier:
         return self._open_ts
 
     def open(self, ddl_ts: int, involved: Iterable[str], *, trigger_writes: bool = False) -> None:
-        """Begin with the next DDL. `trigger_writes`: it is no single table's."""
+        """Begin with the next DDL. `trigger_writes`: it is a database's, so the table trigger writes it."""
         assert self._open_ts is None, f"the DDL at {self._open_ts} is not done"
         self._open_ts = ddl_ts
         self._missing = set(involved) - self._reported.setdefault(ddl_ts, {}).keys()
         self._trigger_writes = trigger_writes
 
     def report(self, dispatcher_id: str, ddl_ts: int) -> None:
-        """A dispatcher has drained up to a DDL and waits."""
+        """Record that a dispatcher has drained up to a DDL and waits."""
         self._reported.setdefault(ddl_ts, {})[dispatcher_id] = None
         if ddl_ts == self._open_ts:
             self._missing.discard(dispatcher_id)
 
     def vanish(self, dispatcher_id: str) -> None:
-        """A dispatcher is no more, wherever it was."""
+        """Forget a dispatcher that has ended."""
         self._missing.discard(dispatcher_id)
         for waiting in self._reported.values():
             waiting.pop(dispatcher_id, None)
 
-    def verdict(self) -> BarrierDecision | None:
-        """Who writes the DDL that is open; None while somebody is missing."""
+    def decide(self) -> BarrierDecision | None:
+        """Return who writes the open DDL; None while a dispatcher is missing. The last to report writes."""
         if self._open_ts is None or self._missing:
             return None
         waiting = list(self._reported[self._open_ts])
@@ -82,8 +80,8 @@ class DdlBarrier:
             return BarrierDecision(self._open_ts, TABLE_TRIGGER, tuple(waiting))
         return BarrierDecision(self._open_ts, waiting[-1], tuple(waiting[:-1]))
 
-    def done(self) -> None:
-        """The open DDL is written and kept."""
+    def finish(self) -> None:
+        """Close the open DDL: it is written and stored."""
         assert self._open_ts is not None, "no DDL is open"
         del self._reported[self._open_ts]
         self._open_ts = None
@@ -94,48 +92,54 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
-    """The DDLs of one commit_ts, as far as they concern carried tables. They are done together."""
+    """The DDLs of one commit_ts, as far as they concern replicated tables. They are done together."""
 
     commit_ts: int
     events: tuple[DdlEvent, ...]
-    arriving_ids: frozenset[int] = frozenset()  # physical tables that come into the filter
+    arriving_ids: frozenset[int] = frozenset()  # physical tables that are renamed into the filter
 
     @property
     def table_ids(self) -> frozenset[int]:
-        """The physical tables that are blocked by their id."""
-        sides = (change.before for event in self.events for change in event.tables)
-        return frozenset(each for side in sides if side is not None for each in side.table.physical_ids)
+        """The physical tables that the DDLs block by id."""
+        schemas = (change.before for event in self.events for change in event.tables)
+        return _union_ids(schemas)
 
     @property
     def later_ids(self) -> frozenset[int]:
-        """The physical tables that are there after it."""
-        sides = (change.after for event in self.events for change in event.tables)
-        return frozenset(each for side in sides if side is not None for each in side.table.physical_ids)
+        """The physical tables that exist after the DDLs."""
+        schemas = (change.after for event in self.events for change in event.tables)
+        return _union_ids(schemas)
 
     @property
     def databases(self) -> frozenset[str]:
-        """The databases that are blocked whole, in lower case."""
+        """The databases that the DDLs block as a whole, in lower case."""
         return frozenset(event.database.lower() for event in self.events if event.scope is DdlScope.DATABASE)
 
-    def begin(self, table_id: int) -> Position:
-        """Where the dispatcher of a table begins that is carried from this DDL on.
+    def begin_position(self, table_id: int) -> Position:
+        """Return where the dispatcher of a table begins that is replicated from this DDL on.
 
-        A table that was there has changes of its own at `commit_ts`; the history of a new one starts there.
+        An older table may have changes of its own at `commit_ts`; the history of a new one starts there.
         """
         return Position(self.commit_ts - 1 if table_id in self.arriving_ids else self.commit_ts)
 
 
-def blocks(events: Iterable[DdlEvent], carried: TableFilter) -> Iterator[BlockEvent]:
-    """DDLs, which are in order, by commit_ts, without what is outside the filter."""
+def _union_ids(schemas: Iterable[SchemaVersion | None]) -> frozenset[int]:
+    return frozenset(
+        table_id for schema in schemas if schema is not None for table_id in schema.table.physical_ids
+    )
+
+
+def block_events(events: Iterable[DdlEvent], tables: TableFilter) -> Iterator[BlockEvent]:
+    """Group DDLs, which are in order, by commit_ts; leave out what is outside the filter."""
     for commit_ts, group in groupby(events, key=lambda event: event.commit_ts):
         together = tuple(group)
-        parts = tuple(part for event in together if (part := carried.part_of(event)) is not None)
+        parts = tuple(part for event in together if (part := tables.filter_ddl(event)) is not None)
         if parts:
-            yield BlockEvent(commit_ts, parts, frozenset().union(*map(carried.arriving_ids, together)))
+            yield BlockEvent(commit_ts, parts, frozenset().union(*map(tables.arriving_ids, together)))
 
 
 class PendingDdls:
-    """The blocks that are not done, and the first of them for each table and database."""
+    """The block events that are not done, and the first of them for each table and database."""
 
     def __init__(self) -> None:
         self._blocks: deque[BlockEvent] = deque()
@@ -143,7 +147,7 @@ class PendingDdls:
         self._by_database: dict[str, deque[BlockEvent]] = {}
 
     def add(self, block: BlockEvent) -> None:
-        """Append a block that is later than all others."""
+        """Append a block event that is later than all others."""
         assert not self._blocks or self._blocks[-1].commit_ts < block.commit_ts, "DDLs come out of order"
         self._blocks.append(block)
         for table_id in block.table_ids:
@@ -153,11 +157,11 @@ class PendingDdls:
 
     @property
     def head(self) -> BlockEvent | None:
-        """The one to do next."""
+        """The block event to do next."""
         return self._blocks[0] if self._blocks else None
 
     def pop(self) -> None:
-        """The head is done."""
+        """Remove the head: it is done."""
         block = self._blocks.popleft()
         for table_id in block.table_ids:
             _drop_first(self._by_table, table_id)
@@ -165,14 +169,14 @@ class PendingDdls:
             _drop_first(self._by_database, database)
 
     def first_of(self, table_id: int, database: str) -> BlockEvent | None:
-        """The first that blocks a physical table of a database."""
+        """Return the first block event that blocks a physical table of a database."""
         of_table = self._by_table.get(table_id)
         of_database = self._by_database.get(database.lower())
-        found = [each[0] for each in (of_table, of_database) if each]
+        found = [queue[0] for queue in (of_table, of_database) if queue]
         return min(found, key=lambda block: block.commit_ts, default=None)
 
     def later_ids(self) -> frozenset[int]:
-        """The physical tables that will be there after one of them."""
+        """Return the physical tables that exist after one of the pending DDLs."""
         return frozenset().union(*(block.later_ids for block in self._blocks))
 
 
@@ -183,36 +187,36 @@ def _drop_first(queues: dict[K, deque[BlockEvent]], key: K) -> None:
 
 
 class ReplicatedTables:
-    """The physical tables that are carried after the last DDL that was done, and what they are part of."""
+    """The physical tables that are replicated after the last finished DDL, each with its logical table."""
 
     def __init__(self, tables: Iterable[SchemaVersion]) -> None:
-        self._schemas = {each: schema for schema in tables for each in _carried_ids(schema)}
+        self._schemas = {table_id: schema for schema in tables for table_id in _physical_ids(schema)}
 
     def __contains__(self, table_id: int) -> bool:
         return table_id in self._schemas
 
     def ids(self) -> Collection[int]:
-        """All of them."""
+        """Return the ids of all physical tables."""
         return self._schemas.keys()
 
     def schema(self, table_id: int) -> SchemaVersion:
-        """The table that a physical table is, or is a partition of."""
+        """Return the table that a physical table is, or is a partition of."""
         return self._schemas[table_id]
 
-    def blocked_by(self, block: BlockEvent) -> list[int]:
-        """The physical tables whose dispatchers stop at a DDL, which is the next to be done."""
-        whole = block.databases
-        blocked = [each for each in block.table_ids if each in self._schemas]
-        if whole:
+    def blocked_ids(self, block: BlockEvent) -> list[int]:
+        """Return the physical tables whose dispatchers stop at the next block event."""
+        databases = block.databases
+        blocked = [table_id for table_id in block.table_ids if table_id in self._schemas]
+        if databases:
             blocked += [
-                each
-                for each, schema in self._schemas.items()
-                if schema.database.lower() in whole and each not in block.table_ids
+                table_id
+                for table_id, schema in self._schemas.items()
+                if schema.database.lower() in databases and table_id not in block.table_ids
             ]
         return blocked
 
     def after(self, block: BlockEvent) -> "ReplicatedTables":
-        """Those that are carried when the DDL is done."""
+        """Return the tables that are replicated once the block event is done."""
         later = ReplicatedTables(())
         later._schemas = dict(self._schemas)
         for event in block.events:
@@ -221,12 +225,13 @@ class ReplicatedTables:
 
     def _apply(self, event: DdlEvent) -> None:
         for change in event.tables:
-            for table_id in _carried_ids(change.before):
+            for table_id in _physical_ids(change.before):
                 self._schemas.pop(table_id, None)
         for change in event.tables:
             if change.after is not None:
-                self._schemas.update(dict.fromkeys(_carried_ids(change.after), change.after))
+                self._schemas.update(dict.fromkeys(_physical_ids(change.after), change.after))
 
 
-def _carried_ids(schema: SchemaVersion | None) -> Sequence[int]:
+def _physical_ids(schema: SchemaVersion | None) -> Sequence[int]:
+    """Return the ids that have rows: none for a view or a sequence."""
     return schema.table.physical_ids if schema is not None and schema.table.is_base_table else ()

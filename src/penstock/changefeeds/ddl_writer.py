@@ -1,4 +1,4 @@
-"""DDLs on their way to the remote: learned, waited for by their dispatchers, written, kept, passed."""
+"""Brings DDLs to the remote in order: learn, wait for the dispatchers, write, store, let them pass."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from penstock.changefeeds.ddl_barrier import (
     DdlBarrier,
     PendingDdls,
     ReplicatedTables,
-    blocks,
+    block_events,
 )
 from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers
 from penstock.changefeeds.failures import FailureTracker
@@ -27,25 +27,16 @@ from penstock.metrics import SINK_DDL_AFFECTED_DISPATCHERS
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """What a DDL does to the dispatchers."""
+class DdlWriter:
+    """Writes each DDL once the dispatchers that it blocks have drained, one after the other.
 
-    tables: ReplicatedTables
-    ended_ids: frozenset[int]
-    added: tuple[DispatcherRecord, ...]
-
-
-class DdlWriting:
-    """Does DDLs in order: each when the dispatchers that it blocks have drained.
-
-    The files are written first, then the dispatchers after the DDL are kept together with its timestamp, and
-    only then anybody goes on. A crash in between leads to the same files again.
+    The files are written first, then the dispatchers after the DDL are stored together with its timestamp,
+    and only then the dispatchers go on. A crash in between leads to the same files again.
     """
 
     def __init__(
         self,
-        feed_id: str,
+        changefeed_id: str,
         *,
         source: SliceSource,
         sink: Sink,
@@ -53,125 +44,149 @@ class DdlWriting:
         dispatchers: Dispatchers,
         tables: ReplicatedTables,
         known_ts: int,
-        carried: TableFilter,
-        trouble: FailureTracker,
+        table_filter: TableFilter,
+        failures: FailureTracker,
     ) -> None:
         self.tables = tables
         self.known_ts = known_ts  # DDLs up to it are pending or done
-        self.turns = 0  # how often `needed_ids` may have changed
-        self._feed_id = feed_id
+        self.revision = 0  # how often `needed_ids` may have changed
+        self._changefeed_id = changefeed_id
         self._source = source
         self._sink = sink
         self._progress = progress
         self._dispatchers = dispatchers
-        self._carried = carried
-        self._trouble = trouble
+        self._table_filter = table_filter
+        self._failures = failures
         self._pending = PendingDdls()
         self._ended: dict[int, int] = {}  # tables, and the DDL that ended each
         self._barrier = DdlBarrier()
         self._moved = asyncio.Event()
-        self._affected = SINK_DDL_AFFECTED_DISPATCHERS.labels(feed_id)
+        self._affected = SINK_DDL_AFFECTED_DISPATCHERS.labels(changefeed_id)
 
     @property
     def bound_ts(self) -> int:
-        """The checkpoint goes no further: what comes after is a DDL that is not done, or unknown."""
+        """An upper bound of the checkpoint: what follows is a DDL that is not done, or unknown."""
         head = self._pending.head
         return self.known_ts if head is None else min(self.known_ts, head.commit_ts - 1)
 
     def learn(self, upto_ts: int) -> list[BlockEvent]:
-        """Take in the DDLs up to a timestamp; those that are new and concern carried tables."""
+        """Take in the DDLs up to a timestamp; return the new ones that concern replicated tables."""
         if upto_ts <= self.known_ts:
             return []
-        new = list(blocks(self._source.ddls(self.known_ts, upto_ts), self._carried))
+        new = list(block_events(self._source.ddls(self.known_ts, upto_ts), self._table_filter))
         self.known_ts = upto_ts
         for block in new:
             self._pending.add(block)
         if new:
-            self.turns += 1
+            self.revision += 1
             self._moved.set()
         return new
 
     def blocked_ids(self, block: BlockEvent) -> list[int]:
-        """The tables that are carried now whose dispatchers have to come to a DDL."""
-        return self.tables.blocked_by(block)
+        """Return the replicated tables whose dispatchers stop at a DDL."""
+        return self.tables.blocked_ids(block)
 
     def needed_ids(self, done_ts: int) -> frozenset[int]:
-        """The tables whose history after `done_ts`, the checkpoint, is needed.
+        """Return the tables whose history after `done_ts`, the checkpoint, is needed.
 
-        They are carried now or after a pending DDL, or have ended since: the changefeed may be given another
-        place, which has nothing of them.
+        They are replicated now or after a pending DDL, or have ended since the checkpoint: the changefeed may
+        be moved to another location, which has nothing of them.
         """
         self._ended = {table_id: ts for table_id, ts in self._ended.items() if ts > done_ts}
         return self._pending.later_ids().union(self.tables.ids(), self._ended)
 
     def next_of(self, table_id: int) -> BlockEvent | None:
-        """The DDL that the dispatchers of a carried table come to next."""
+        """Return the next DDL for the dispatchers of a replicated table."""
         return self._pending.first_of(table_id, self.tables.schema(table_id).database)
 
     async def drain(self, dispatcher: Dispatcher, event: DdlEvent) -> None:
         """Have everything written that a dispatcher sent before a DDL, then let it wait."""
-        await self._sink.pass_block_event(dispatcher.spec, event)
-        dispatcher.drained()
-        self._barrier.report(dispatcher.spec.id, event.commit_ts)
+        await self._sink.pass_block_event(dispatcher.span, event)
+        dispatcher.finish_drain()
+        self._barrier.report(dispatcher.span.id, event.commit_ts)
         self._moved.set()
 
     async def run(self, go_on: Callable[[Iterable[Dispatcher]], None]) -> None:
-        """Write DDLs for ever, and tell each time which dispatchers go on after it, new ones among them."""
+        """Write DDLs for ever; call `go_on` with the dispatchers that go on after each, new ones included."""
         while True:
             await self._moved.wait()
             self._moved.clear()
-            while (verdict := self._verdict()) is not None:
-                await self._do(verdict, go_on)
+            while (decision := self._decide()) is not None:
+                await self._write_ddl(decision, go_on)
 
-    def _verdict(self) -> BarrierDecision | None:
+    def _decide(self) -> BarrierDecision | None:
         head = self._pending.head
         if head is not None and self._barrier.open_ts is None:
-            blocked = self.tables.blocked_by(head)
-            involved = [each.spec.id for table in blocked for each in self._dispatchers.of_table(table)]
+            involved = [
+                dispatcher.span.id
+                for table_id in self.tables.blocked_ids(head)
+                for dispatcher in self._dispatchers.of_table(table_id)
+            ]
             self._barrier.open(head.commit_ts, involved, trigger_writes=bool(head.databases))
-        return self._barrier.verdict()
+        return self._barrier.decide()
 
-    async def _do(self, verdict: BarrierDecision, go_on: Callable[[Iterable[Dispatcher]], None]) -> None:
+    async def _write_ddl(
+        self, decision: BarrierDecision, go_on: Callable[[Iterable[Dispatcher]], None]
+    ) -> None:
         block = self._pending.head
         assert block is not None
-        assert block.commit_ts == verdict.ddl_ts, "the barrier decided on another DDL"
+        assert block.commit_ts == decision.ddl_ts, "the barrier decided on another DDL"
         for event in block.events:
-            await self._trouble.through(partial(self._sink.write_block_event, event))
-        turn = self._turn(block)
-        gone = [each.spec.id for table_id in turn.ended_ids for each in self._dispatchers.of_table(table_id)]
-        await self._trouble.through(
-            lambda: self._progress.change_dispatchers(turn.added, gone, ddl_ts=block.commit_ts)
+            await self._failures.retry(partial(self._sink.write_block_event, event))
+        changes = self._dispatcher_changes(block)
+        removed = [
+            dispatcher.span.id
+            for table_id in changes.ended_ids
+            for dispatcher in self._dispatchers.of_table(table_id)
+        ]
+        await self._failures.retry(
+            lambda: self._progress.change_dispatchers(changes.added, removed, ddl_ts=block.commit_ts)
         )
-        self._affected.observe(verdict.involved_count)
-        facts = {"changefeed": self._feed_id, "commit_ts": block.commit_ts, "writer": verdict.writer}
+        self._affected.observe(decision.involved_count)
+        facts = {"changefeed": self._changefeed_id, "commit_ts": block.commit_ts, "writer": decision.writer}
         _log.info("wrote a DDL", extra=facts)
-        go_on(self._pass(block, turn))
-        for dispatcher_id in gone:
+        go_on(self._pass(block, changes))
+        for dispatcher_id in removed:
             await self._sink.remove_dispatcher(dispatcher_id)
 
-    def _pass(self, block: BlockEvent, turn: _Turn) -> list[Dispatcher]:
-        """Leave a DDL behind, in one step: no checkpoint is taken while it is neither pending nor done."""
-        blocked = self.tables.blocked_by(block)
-        self._pending.pop()
-        self._barrier.done()
-        self.tables = turn.tables
-        self.turns += 1
-        self._ended.update(dict.fromkeys(turn.ended_ids, block.commit_ts))
-        for each in self._dispatchers.remove_tables(turn.ended_ids):
-            each.end()
-            self._barrier.vanish(each.spec.id)
-        stayed = [each for table_id in blocked for each in self._dispatchers.of_table(table_id)]
-        for each in stayed:
-            each.passed()
-        begun = [Dispatcher(each.spec, each.begin) for each in turn.added]
-        self._dispatchers.add(begun)
-        return stayed + begun
+    def _pass(self, block: BlockEvent, changes: "_DispatcherChanges") -> list[Dispatcher]:
+        """Finish a DDL; return the dispatchers that go on.
 
-    def _turn(self, block: BlockEvent) -> _Turn:
+        There is no await in it: no checkpoint is taken while the DDL is neither pending nor done.
+        """
+        blocked = self.tables.blocked_ids(block)
+        self._pending.pop()
+        self._barrier.finish()
+        self.tables = changes.tables
+        self.revision += 1
+        self._ended.update(dict.fromkeys(changes.ended_ids, block.commit_ts))
+        for dispatcher in self._dispatchers.remove_tables(changes.ended_ids):
+            dispatcher.end()
+            self._barrier.vanish(dispatcher.span.id)
+        remaining = [
+            dispatcher for table_id in blocked for dispatcher in self._dispatchers.of_table(table_id)
+        ]
+        for dispatcher in remaining:
+            dispatcher.pass_ddl()
+        added = [Dispatcher(record.span, record.begin) for record in changes.added]
+        self._dispatchers.add(added)
+        return remaining + added
+
+    def _dispatcher_changes(self, block: BlockEvent) -> "_DispatcherChanges":
         later = self.tables.after(block)
         ended = frozenset(self.tables.ids()) - frozenset(later.ids())
-        begun = [table_id for table_id in later.ids() if table_id not in self.tables]
         added = tuple(
-            DispatcherRecord(TableSpan.of(self._feed_id, each), block.begin(each)) for each in begun
+            DispatcherRecord(TableSpan.of(self._changefeed_id, table_id), block.begin_position(table_id))
+            for table_id in later.ids()
+            if table_id not in self.tables
         )
-        return _Turn(later, ended, added)
+        return _DispatcherChanges(later, ended, added)
+
+
+@dataclass(frozen=True, slots=True)
+class _DispatcherChanges:
+    """What a DDL does to the dispatchers."""
+
+    tables: ReplicatedTables
+    ended_ids: frozenset[int]
+    added: tuple[DispatcherRecord, ...]

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class FailureTracker:
-    """The failures of a changefeed since its last progress. After `give_up_s` of them there is no next try."""
+    """The failures of a changefeed since its last progress. After `give_up_s` there is no next try."""
 
     def __init__(self, changefeed_id: str, *, give_up_s: float = GIVE_UP_S, clock: Clock = SYSTEM) -> None:
         self.error = ""

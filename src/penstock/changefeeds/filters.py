@@ -1,7 +1,4 @@
-"""Which tables a changefeed carries, by patterns, and what of a DDL concerns them. Pure.
-
-Which columns of a table are sent, and which of its rows. Pure.
-"""
+"""What a changefeed replicates: tables by patterns, their columns and rows, its part of a DDL. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -15,9 +12,68 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 
 
+class TableFilter:
+    """Selects tables by patterns `database.table` with * and ?; a leading ! excludes. The last match decides.
+
+    Names are compared without case. A table that no pattern matches is not replicated. Raises Invalid when
+    no pattern includes anything.
+    """
+
+    def __init__(self, patterns: Sequence[str] = ("*.*",)) -> None:
+        if not any(not pattern.startswith("!") for pattern in patterns):
+            raise Invalid(
+                "a changefeed replicates no table; name one in `tables`, as in database.table or *.*"
+            )
+        self._rules = tuple(map(_Rule.parse, reversed(patterns)))
+
+    def matches(self, schema: SchemaVersion) -> bool:
+        """Return whether the table is replicated under its current name."""
+        database, table = schema.database.lower(), schema.table.name.lower()
+        for rule in self._rules:
+            if rule.database.match(database) and rule.table.match(table):
+                return rule.includes
+        return False
+
+    def matches_database(self, name: str) -> bool:
+        """Return whether a table of the database could be replicated."""
+        for rule in self._rules:
+            if rule.database.match(name.lower()) and (rule.includes or rule.every_table):
+                return rule.includes
+        return False
+
+    def filter_ddl(self, event: DdlEvent) -> DdlEvent | None:
+        """Return a DDL as if tables outside the filter did not exist; None when nothing of it is left.
+
+        So a table that is renamed out of the filter is dropped by it, and one that is renamed into the
+        filter is new.
+        """
+        sides = ((self._if_matched(change.before), self._if_matched(change.after)) for change in event.tables)
+        left = tuple(TableChange(before, after) for before, after in sides if before or after)
+        if not left and not (event.scope is DdlScope.DATABASE and self.matches_database(event.database)):
+            return None
+        return replace(event, tables=left)
+
+    def arriving_ids(self, event: DdlEvent) -> frozenset[int]:
+        """Return the physical tables that existed before a DDL and are replicated only after it."""
+        outside_before = chain.from_iterable(
+            change.before.table.physical_ids
+            for change in event.tables
+            if change.before and not self.matches(change.before)
+        )
+        inside_after = chain.from_iterable(
+            change.after.table.physical_ids
+            for change in event.tables
+            if change.after and self.matches(change.after)
+        )
+        return frozenset(outside_before) & frozenset(inside_after)
+
+    def _if_matched(self, schema: SchemaVersion | None) -> SchemaVersion | None:
+        return schema if schema is not None and self.matches(schema) else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    takes: bool
+    includes: bool
     database: re.Pattern[str]
     table: re.Pattern[str]
     every_table: bool
@@ -35,65 +91,11 @@ class _Rule:
         )
 
 
-class TableFilter:
-    """Tables by patterns `database.table` with * and ?; ! takes out. Of the rules that fit, the last decides.
-
-    Names are compared without case. A table that no rule fits is not carried; without patterns none is, and
-    Invalid is raised.
-    """
-
-    def __init__(self, patterns: Sequence[str] = ("*.*",)) -> None:
-        if not any(not pattern.startswith("!") for pattern in patterns):
-            raise Invalid("a changefeed carries no table: name one in `tables`, as in database.table or *.*")
-        self._rules = tuple(map(_Rule.parse, reversed(patterns)))
-
-    def takes(self, schema: SchemaVersion) -> bool:
-        """Whether the table is carried under the name that it has."""
-        database, table = schema.database.lower(), schema.table.name.lower()
-        for rule in self._rules:
-            if rule.database.match(database) and rule.table.match(table):
-                return rule.takes
-        return False
-
-    def takes_database(self, name: str) -> bool:
-        """Whether a table of the database could be carried."""
-        for rule in self._rules:
-            if rule.database.match(name.lower()) and (rule.takes or rule.every_table):
-                return rule.takes
-        return False
-
-    def part_of(self, event: DdlEvent) -> DdlEvent | None:
-        """A DDL as if tables outside the filter did not exist; None when nothing of it is left.
-
-        So a table that is renamed out of the filter is gone after it, and one that is renamed into it is new.
-        """
-        sides = ((self._seen(change.before), self._seen(change.after)) for change in event.tables)
-        left = tuple(TableChange(before, after) for before, after in sides if before or after)
-        if not left and not (event.scope is DdlScope.DATABASE and self.takes_database(event.database)):
-            return None
-        return replace(event, tables=left)
-
-    def arriving_ids(self, event: DdlEvent) -> frozenset[int]:
-        """The physical tables that were there before a DDL, and are carried from it on."""
-        there = chain.from_iterable(
-            each.before.table.physical_ids
-            for each in event.tables
-            if each.before and not self.takes(each.before)
-        )
-        taken = chain.from_iterable(
-            each.after.table.physical_ids for each in event.tables if each.after and self.takes(each.after)
-        )
-        return frozenset(there) & frozenset(taken)
-
-    def _seen(self, schema: SchemaVersion | None) -> SchemaVersion | None:
-        return schema if schema is not None and self.takes(schema) else None
-
-
 @dataclass(frozen=True, slots=True)
 class ColumnSelector:
-    """For tables that fit `tables`: the columns to send, by name with * and ?; !name takes one out.
+    """For tables that match `tables`: the columns to send, by name with * and ?; !name excludes one.
 
-    The last rule that fits a column decides. A list that begins with an exclusion starts from all columns.
+    The last rule that matches a column decides. A list that begins with an exclusion starts from all columns.
     Raises Invalid for patterns that select no table.
     """
 
@@ -101,10 +103,10 @@ class ColumnSelector:
     columns: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _filter(self.tables)
+        _table_filter(self.tables)
 
-    def takes(self, column: str) -> bool:
-        """Whether the rules send a column."""
+    def selects(self, column: str) -> bool:
+        """Return whether the rules send a column."""
         for rule in reversed(self.columns):
             if fnmatchcase(column.lower(), rule.removeprefix("!").lower()):
                 return not rule.startswith("!")
@@ -113,7 +115,7 @@ class ColumnSelector:
 
 @dataclass(frozen=True, slots=True)
 class RowFilterRule:
-    """For tables that fit `tables`: a SQL predicate that rows must satisfy to exist for the consumer.
+    """For tables that match `tables`: a SQL predicate that rows must satisfy to exist for the consumer.
 
     Raises Invalid for patterns that select no table.
     """
@@ -122,24 +124,24 @@ class RowFilterRule:
     where: str
 
     def __post_init__(self) -> None:
-        _filter(self.tables)
+        _table_filter(self.tables)
 
 
-def sent_columns(schema: SchemaVersion, selectors: Sequence[ColumnSelector]) -> tuple[str, ...] | None:
-    """The columns to send by the first selector that fits the table, keys among them; None: all."""
-    selector = next((each for each in selectors if _filter(each.tables).takes(schema)), None)
+def selected_columns(schema: SchemaVersion, selectors: Sequence[ColumnSelector]) -> tuple[str, ...] | None:
+    """Return the columns that the first matching selector sends, keys among them; None for all columns."""
+    selector = next((rule for rule in selectors if _table_filter(rule.tables).matches(schema)), None)
     if selector is None:
         return None
     keys = {column.id for column in schema.table.primary_key}
     stored = schema.table.stored_columns
-    return tuple(column.name for column in stored if column.id in keys or selector.takes(column.name))
+    return tuple(column.name for column in stored if column.id in keys or selector.selects(column.name))
 
 
-def sent_rows(schema: SchemaVersion, filters: Sequence[RowFilterRule]) -> str:
-    """The predicate of the first filter that fits the table; empty: all rows."""
-    return next((each.where for each in filters if _filter(each.tables).takes(schema)), "")
+def row_predicate(schema: SchemaVersion, filters: Sequence[RowFilterRule]) -> str:
+    """Return the predicate of the first filter that matches the table; empty for all rows."""
+    return next((rule.where for rule in filters if _table_filter(rule.tables).matches(schema)), "")
 
 
 @lru_cache(maxsize=1024)
-def _filter(tables: tuple[str, ...]) -> TableFilter:
+def _table_filter(tables: tuple[str, ...]) -> TableFilter:
     return TableFilter(tables)

@@ -1,6 +1,6 @@
-"""A changefeed as it is kept: what was asked for, and how far it has come. No I/O.
+"""What is stored of a changefeed between runs: settings, state, checkpoint, dispatchers and pending files.
 
-What is kept of changefeeds between runs: settings, state, checkpoint, dispatchers and pending files.
+Values only, without I/O; `ProgressStore` is the contract of the storage that a running changefeed writes.
 """
 
 import json
@@ -18,7 +18,7 @@ _ID_CHARS_MAX = 128
 
 
 class ChangefeedState(StrEnum):
-    """By TiCDC's words. WARNING: it failed and tries again; FAILED: it waits for somebody to resume it."""
+    """TiCDC's states. WARNING: it failed and retries. FAILED: it does nothing until a user resumes it."""
 
     NORMAL = "normal"
     WARNING = "warning"
@@ -29,7 +29,7 @@ class ChangefeedState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedInfo:
-    """What was asked for. `settings` is a changefeed's section of the settings file, with its secrets."""
+    """What a user asked for. `settings` is a changefeed's section of the settings file, with its secrets."""
 
     id: str
     settings: Mapping[str, Any] = field(repr=False, hash=False)
@@ -38,18 +38,18 @@ class ChangefeedInfo:
     created_ms: int = 0
     stopped: bool = False
     account: str = "sys"
-    """Whose it is: who may see and change it."""
-    left: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
-    """The settings with which it has begun at the place that its status tells, while `settings` lead to
-    another one, where it has not begun."""
+    """The account that owns it; no other account may see or change it."""
+    previous_settings: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    """The settings of the files at the status's location. They are set after an update has moved the
+    changefeed, until it starts at the location of `settings`."""
 
     @property
     def begin(self) -> Position:
-        """Where every table that is there at the start begins."""
+        """The position at which every table that exists at the start begins."""
         return Position(self.start_ts, b"") if self.snapshot else Position(self.start_ts)
 
     def to_json(self) -> bytes:
-        """What is kept."""
+        """Return the stored form."""
         tree = {
             "settings": dict(self.settings),
             "start_ts": self.start_ts,
@@ -57,36 +57,37 @@ class ChangefeedInfo:
             "created_ms": self.created_ms,
             "stopped": self.stopped,
             "account": self.account,
-            "left": None if self.left is None else dict(self.left),
+            "left": None if self.previous_settings is None else dict(self.previous_settings),
         }
         return json.dumps(tree, sort_keys=True).encode()
 
     @classmethod
-    def from_json(cls, feed_id: str, data: bytes) -> Self:
+    def from_json(cls, changefeed_id: str, data: bytes) -> Self:
         """Read what `to_json` wrote; raise Corrupt when it is something else."""
         try:
             tree = json.loads(data)
             return cls(
-                id=feed_id,
+                id=changefeed_id,
                 settings=dict(tree["settings"]),
                 start_ts=int(tree["start_ts"]),
                 snapshot=bool(tree["snapshot"]),
                 created_ms=int(tree["created_ms"]),
                 stopped=bool(tree["stopped"]),
                 account=str(tree.get("account", "sys")),
-                left=None if tree.get("left") is None else dict(tree["left"]),
+                previous_settings=None if tree.get("left") is None else dict(tree["left"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise Corrupt(f"changefeed {feed_id} is damaged; remove it and create it again") from error
+            raise Corrupt(f"changefeed {changefeed_id} is damaged; remove it and create it again") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedStatus:
-    """How far it has come. Every change up to `checkpoint_ts` is on the remote, every DDL up to `ddl_ts`.
+    """How far a changefeed has come. Every change up to `checkpoint_ts` and every DDL up to `ddl_ts` is on
+    the remote.
 
-    That, and what is kept of dispatchers, is true of `location` only, where the changefeed has begun with the
-    changes after `location_ts`. It is empty before the first start, and None where an earlier release kept
-    none.
+    This status and the stored dispatchers describe the files at `location` only. The files there begin with
+    the changes after `location_ts`. `location` is empty before the first start, and None when an earlier
+    release stored none.
     """
 
     checkpoint_ts: int
@@ -98,20 +99,20 @@ class ChangefeedStatus:
 
     @classmethod
     def of_new(cls, info: ChangefeedInfo) -> Self:
-        """That of a changefeed that has not run yet."""
+        """Return the status of a changefeed that has not run yet."""
         return cls(checkpoint_ts=info.begin.checkpoint_ts, ddl_ts=info.start_ts, location="")
 
-    def resumed(self) -> "ChangefeedStatus":
-        """The same without what stopped it."""
+    def without_error(self) -> "ChangefeedStatus":
+        """Return this status as NORMAL, without the error."""
         return replace(self, state=ChangefeedState.NORMAL, error="")
 
-    def begun_at(self, location: str, info: ChangefeedInfo) -> "ChangefeedStatus":
-        """The same at the beginning of another place: nothing after the checkpoint is there."""
+    def at_new_location(self, location: str, info: ChangefeedInfo) -> "ChangefeedStatus":
+        """Return this status at the start of another location, which has nothing after the checkpoint."""
         ddl_ts = max(self.checkpoint_ts, info.start_ts)
         return replace(self, ddl_ts=ddl_ts, location=location, location_ts=self.checkpoint_ts)
 
     def to_json(self) -> bytes:
-        """What is kept."""
+        """Return the stored form."""
         tree = {
             "checkpoint_ts": self.checkpoint_ts,
             "ddl_ts": self.ddl_ts,
@@ -123,7 +124,7 @@ class ChangefeedStatus:
         return json.dumps(tree, sort_keys=True).encode()
 
     @classmethod
-    def from_json(cls, feed_id: str, data: bytes) -> Self:
+    def from_json(cls, changefeed_id: str, data: bytes) -> Self:
         """Read what `to_json` wrote; raise Corrupt when it is something else."""
         try:
             tree = json.loads(data)
@@ -136,43 +137,46 @@ class ChangefeedStatus:
                 location_ts=int(tree.get("location_ts", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise Corrupt(f"the status of changefeed {feed_id} is damaged; create it again") from error
+            raise Corrupt(
+                f"the status of changefeed {changefeed_id} is damaged; remove it and create it again"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class ChangefeedRecord:
-    """Both."""
+    """A changefeed as it is stored: what was asked for, and how far it has come."""
 
     info: ChangefeedInfo
     status: ChangefeedStatus
 
     @property
     def start_ts(self) -> int:
-        """Its place has the changes after it; all rows as of it too, where `begins_with_rows`."""
+        """The files have the changes after this timestamp, and its snapshot too if `begins_with_rows`."""
         return max(self.info.start_ts, self.status.location_ts)
 
     @property
     def begins_with_rows(self) -> bool:
-        """Whether its place began with all rows; one that was moved later began with changes."""
+        """Whether the files begin with a snapshot; those at a later location begin with changes."""
         return self.info.snapshot and self.status.location_ts < self.info.start_ts
 
     @property
     def state(self) -> ChangefeedState:
-        """What people call its state: what was asked for counts before what happened."""
+        """The state to show: STOPPED when a user paused it, unless it has finished or failed."""
         ended = self.status.state in {ChangefeedState.FINISHED, ChangefeedState.FAILED}
         return ChangefeedState.STOPPED if self.info.stopped and not ended else self.status.state
 
     @property
     def runnable(self) -> bool:
-        """Whether somebody should be running it."""
+        """Whether a process should run it."""
         return self.state in {ChangefeedState.NORMAL, ChangefeedState.WARNING}
 
 
-def check_feed_id(feed_id: str) -> None:
-    """Raise Invalid unless it can name a changefeed: TiCDC's rule."""
-    if len(feed_id) > _ID_CHARS_MAX or not _ID.fullmatch(feed_id):
+def check_changefeed_id(changefeed_id: str) -> None:
+    """Raise Invalid when it cannot name a changefeed. The rule is TiCDC's."""
+    if len(changefeed_id) > _ID_CHARS_MAX or not _ID.fullmatch(changefeed_id):
         raise Invalid(
-            f"{feed_id!r} cannot name a changefeed; use letters and digits, with single dashes between them"
+            f"{changefeed_id!r} cannot name a changefeed; use letters and digits, with single dashes between"
+            " them"
         )
 
 
@@ -180,8 +184,8 @@ def check_feed_id(feed_id: str) -> None:
 class PendingFile:
     """A file that may or may not be on the remote: the changes of a dispatcher after `start` up to `end`.
 
-    Everything up to `start` is on the remote for certain. `nbytes` tells the file from another that has its
-    name; 0 where nobody knows the size before the file is made.
+    Everything up to `start` is certainly on the remote. `nbytes` tells the file from another one of the same
+    name; it is 0 when the size is not known before the file is made.
     """
 
     dispatcher_id: str
@@ -194,44 +198,49 @@ class PendingFile:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherRecord:
-    """A dispatcher as it was kept last: where it began, and its newest file, if it has had one."""
+    """A dispatcher as it is stored: where it began, and its newest file, if it has one."""
 
-    spec: TableSpan
+    span: TableSpan
     begin: Position
     pending: PendingFile | None = None
 
 
 class ProgressStore(Protocol):
-    """The part of a changefeed's state that its run writes. Durable on return.
+    """The part of a changefeed's state that its run writes. A write is durable on return.
 
-    Every method raises Fenced when another process has taken the changefeed over, Unavailable when the
+    Every method raises Fenced when another process has taken the changefeed over, and Unavailable when the
     database does not answer.
     """
 
     async def location(self) -> str | None:
-        """The place that the rest is of: empty before the first, None where nobody has kept it."""
+        """Return the location that the stored progress describes.
 
-    async def begin_at(self, location: str, *, anew: bool) -> None:
-        """Keep the place. `anew`: it has nothing after the checkpoint yet, so that dispatchers, their files
-        and DDLs after it, which are of another place, are forgotten at once.
+        It is empty before the first start, and None when an earlier release stored none.
+        """
+
+    async def begin_at(self, location: str, *, is_new: bool) -> None:
+        """Store the location. `is_new`: it has nothing after the checkpoint yet.
+
+        With `is_new` the same write forgets the dispatchers, their files and the DDLs after the checkpoint,
+        which describe another location.
         """
 
     async def checkpoint_ts(self) -> int:
-        """The checkpoint that was kept last: every change up to it is on the remote."""
+        """Return the stored checkpoint: every change up to it is on the remote."""
 
     async def keep_checkpoint(self, ts: int) -> None:
-        """Keep a later one."""
+        """Store a checkpoint, unless the stored one is later."""
 
     async def dispatchers(self) -> list[DispatcherRecord]:
-        """Every dispatcher that was kept and not removed."""
+        """Return every dispatcher that was added and not removed."""
 
     async def change_dispatchers(
         self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
     ) -> None:
-        """Add some and remove some, at once, with the DDL after which that is so (see `ddl_ts`)."""
+        """Add and remove dispatchers in one write, together with the `ddl_ts` that leads to them."""
 
     async def ddl_ts(self) -> int:
-        """DDLs up to it are on the remote, and the dispatchers are those after it."""
+        """Return the last DDL that is on the remote; the stored dispatchers are those after it."""
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
-        """Before files are written: what each will hold, in place of its dispatcher's file before it."""
+        """Store what each file will hold before it is written, in place of its dispatcher's last file."""

@@ -111,10 +111,10 @@ class _Resumption:
         """Make the stored progress describe the location that is written to.
 
         A new location has nothing after the checkpoint, whatever the former one has. So the tables at the
-        checkpoint must be known before the dispatchers are forgotten: nobody would miss one afterwards. The
-        location must be unused, because a reader could not tell the files of two changefeeds apart. That is
-        checked before the location is stored, and nothing is written before it is stored: a crash never
-        makes our own files look like those of another changefeed.
+        checkpoint must be known before the dispatchers are forgotten: a missing one would not be noticed
+        afterwards. The location must be unused, because a reader could not tell the files of two changefeeds
+        apart. That is checked before the location is stored, and nothing is written before it is stored: a
+        crash never makes our own files look like those of another changefeed.
         """
         stored = await self.progress.location()
         if stored == self.files.location:
@@ -126,7 +126,7 @@ class _Resumption:
             begun = [record for record in await self.progress.dispatchers() if record.begin.ts <= from_ts]
             self._check_history(begun, self.source.tables(from_ts), from_ts)
             await asyncio.to_thread(self.files.check_unused)
-        await self.progress.begin_at(self.files.location, anew=is_known)
+        await self.progress.begin_at(self.files.location, is_new=is_known)
 
     async def _wait_for_ddls(self, ts: int) -> None:
         while self.source.ddl_resolved_ts() < ts:

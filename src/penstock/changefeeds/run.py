@@ -1,4 +1,4 @@
-"""A changefeed from what was kept until it ends: reads, ticks, checkpoints. Everything on one event loop."""
+"""One run of a changefeed on one sink: it reads, ticks and moves the checkpoint, all on one event loop."""
 
 import asyncio
 import logging
@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Coroutine, Iterable
 from functools import partial
 
-from penstock.changefeeds.ddl_writer import DdlWriting
-from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers, Drain, Horizon, Read, State
+from penstock.changefeeds.ddl_writer import DdlWriter
+from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers, DispatcherState, Drain, Horizon, Read
 from penstock.changefeeds.failures import FailureTracker
 from penstock.changefeeds.model import ProgressStore
 from penstock.changefeeds.resume import ChangefeedOptions, ResumedChangefeed
@@ -24,16 +24,16 @@ _log = logging.getLogger(__name__)
 
 
 class ChangefeedRun:
-    """Drives dispatchers with one sink. It is used once: after a failure there is another one.
+    """Drives the dispatchers with one sink. It is used once: after a failure there is a new run.
 
-    `checkpoint_ts` never goes back, and what it says is on the remote; `kept_ts` of it is durable. A later
-    one is kept only when consumers were told the one before: people never see more than one step that
-    consumers do not, and only what consumers can read is progress.
+    `checkpoint_ts` never goes back, and everything up to it is on the remote; `kept_ts` is the part of it
+    that is stored. A later checkpoint is stored only when consumers can read the one before: what people see
+    is at most one step ahead of what consumers see, and only what consumers can read counts as progress.
     """
 
     def __init__(
         self,
-        feed_id: str,
+        changefeed_id: str,
         resumed: ResumedChangefeed,
         *,
         source: SliceSource,
@@ -41,58 +41,60 @@ class ChangefeedRun:
         files: SinkFiles,
         progress: ProgressStore,
         options: ChangefeedOptions,
-        trouble: FailureTracker,
+        failures: FailureTracker,
         clock: Clock,
     ) -> None:
         self.checkpoint_ts = self.kept_ts = resumed.checkpoint_ts
-        self._feed_id = feed_id
+        self._changefeed_id = changefeed_id
         self._source = source
         self._sink = sink
         self._files = files
         self._progress = progress
         self._options = options
-        self._trouble = trouble
+        self._failures = failures
         self._clock = clock
         self._dispatchers = Dispatchers()
         self._dispatchers.add(resumed.dispatchers)
-        self._ddls = DdlWriting(
-            feed_id,
+        self._ddls = DdlWriter(
+            changefeed_id,
             source=source,
             sink=sink,
             progress=progress,
             dispatchers=self._dispatchers,
             tables=resumed.tables,
             known_ts=resumed.ddl_ts,
-            carried=options.tables,
-            trouble=trouble,
+            table_filter=options.tables,
+            failures=failures,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ready: deque[tuple[Dispatcher, Read]] = deque()
         self._reading = 0
-        self._given_ts = 0  # what the sink was given to tell
-        self._told_ts = resumed.checkpoint_ts  # there was progress when consumers were told more
+        self._given_ts = 0  # the checkpoint that the sink was given to publish
+        self._published_ts = (
+            resumed.checkpoint_ts
+        )  # there is progress whenever the sink publishes a later one
         self._kept_at = self._held_at = clock.monotonic()
-        self._held_turns, self._held_ids = 0, frozenset(resumed.tables.ids())
+        self._held_revision, self._held_ids = 0, frozenset(resumed.tables.ids())
 
     async def run(self) -> None:
-        """Until `target_ts` is reached. Raises what failed; when it is cancelled, what was sent is written.
+        """Return when `target_ts` is reached; raise what failed. When cancelled, write what was sent.
 
-        In both good cases the checkpoint is kept at the end. A second cancellation waits for nothing.
+        The checkpoint is stored at the end, unless it failed. A second cancellation waits for nothing.
         """
         serving = asyncio.create_task(self._sink.run())
         try:
             await self._drive(serving)
         except asyncio.CancelledError:
             await self._stop(serving)
-            await self._keep_at_pause()
+            await self._keep_checkpoint_at_pause()
             raise
         except BaseException:
             await self._stop(serving)
             raise
         await self._stop(serving)
-        await self._keep_last()
-        await self._trouble.through(lambda: self._source.release(self._held_ids))
+        await self._keep_last_checkpoint()
+        await self._failures.retry(lambda: self._source.release(self._held_ids))
 
     async def _drive(self, serving: "asyncio.Task[None]") -> None:
         self._spawn(self._watch(serving))
@@ -110,141 +112,143 @@ class ChangefeedRun:
 
     async def _tick_to_the_end(self) -> None:
         if self.kept_ts > self._options.begin.checkpoint_ts:
-            await self._keep_checkpoint()  # who was here before may not have come to tell it
+            await self._keep_checkpoint()  # the last run may have ended before it published this one
         while True:
             await self._tick()
-            if self._at_target(self.kept_ts):
+            if self._is_at_target(self.kept_ts):
                 return
             await self._clock.sleep(self._options.tick_s)
 
     async def _tick(self) -> None:
-        """Look at every table once, wake who has something to do, and keep what was reached."""
+        """Read every table's progress once, wake the dispatchers with new changes, move the checkpoint."""
         self._learn_ddls()
         await self._hold_history()
-        looks = await self._trouble.through(lambda: self._source.look(self._dispatchers.table_ids))
-        for table_id in self._dispatchers.looked(looks):
+        ranges = await self._failures.retry(lambda: self._source.read_progress(self._dispatchers.table_ids))
+        for table_id in self._dispatchers.update_ranges(ranges):
             self._go_on(self._dispatchers.wake(table_id, self.checkpoint_ts))
-        self._go_on([each for each in self._dispatchers.active.values() if each.state is State.READY])
+        active = self._dispatchers.active.values()
+        self._go_on([dispatcher for dispatcher in active if dispatcher.state is DispatcherState.READY])
         self._advance_checkpoint()
-        await self._keep()
+        await self._keep_checkpoint_if_due()
 
     def _learn_ddls(self) -> None:
-        for block in self._ddls.learn(self._bounded(self._source.ddl_resolved_ts())):
+        for block in self._ddls.learn(self._cap_at_target(self._source.ddl_resolved_ts())):
             for table_id in self._ddls.blocked_ids(block):
                 self._dispatchers.wake(table_id, self.checkpoint_ts)
 
     async def _hold_history(self) -> None:
-        """Hold that of the tables that are needed, and let that of others go."""
-        now, turns = self._clock.monotonic(), self._ddls.turns
-        if turns == self._held_turns and now < self._held_at + _HOLD_S:
+        """Hold the history of the tables that are needed, and release that of the others."""
+        now, revision = self._clock.monotonic(), self._ddls.revision
+        if revision == self._held_revision and now < self._held_at + _HOLD_S:
             return
         needed = self._ddls.needed_ids(self.kept_ts)
-        await self._trouble.through(lambda: self._source.hold(needed, self.kept_ts))
+        await self._failures.retry(lambda: self._source.hold(needed, self.kept_ts))
         gone = self._held_ids - needed
         if gone:
-            await self._trouble.through(lambda: self._source.release(gone))
-        self._held_at, self._held_turns, self._held_ids = now, turns, needed
+            await self._failures.retry(lambda: self._source.release(gone))
+        self._held_at, self._held_revision, self._held_ids = now, revision, needed
 
     def _go_on(self, dispatchers: Iterable[Dispatcher]) -> None:
-        for each in dispatchers:
-            self._step(each)
-        self._read_more()
+        for dispatcher in dispatchers:
+            self._step(dispatcher)
+        self._start_reads()
 
     def _step(self, dispatcher: Dispatcher) -> None:
-        """Do what comes next for an active dispatcher, or let it rest."""
-        if dispatcher.state is not State.READY:
+        """Do what comes next for an active dispatcher, or make it idle."""
+        if dispatcher.state is not DispatcherState.READY:
             return
-        table_id = dispatcher.spec.table_id
-        look = self._dispatchers.looks.get(table_id)
+        table_id = dispatcher.span.table_id
+        found = self._dispatchers.ranges.get(table_id)
         ddl = self._ddls.next_of(table_id)
-        changed_ts = dispatcher.position.ts if look is None else look.changed_ts
-        upto_ts = 0 if look is None else self._bounded(min(look.readable_ts, self._ddls.known_ts))
-        step = dispatcher.next(Horizon(upto_ts, changed_ts, None if ddl is None else ddl.commit_ts))
+        changed_ts = dispatcher.position.ts if found is None else found.changed_ts
+        upto_ts = 0 if found is None else self._cap_at_target(min(found.readable_ts, self._ddls.known_ts))
+        step = dispatcher.next_step(Horizon(upto_ts, changed_ts, None if ddl is None else ddl.commit_ts))
         if isinstance(step, Read):
             self._ready.append((dispatcher, step))
         elif isinstance(step, Drain):
             assert ddl is not None
             self._spawn(self._ddls.drain(dispatcher, ddl.events[0]))
         elif ddl is None and dispatcher.position.handle is None:
-            if self._at_target(dispatcher.position.ts):
+            if self._is_at_target(dispatcher.position.ts):
                 self._dispatchers.rest(dispatcher, for_good=True)
             elif dispatcher.caught_up(changed_ts):
                 self._dispatchers.rest(dispatcher)
 
-    def _read_more(self) -> None:
+    def _start_reads(self) -> None:
         while self._ready and self._reading < self._options.reads_max:
             self._reading += 1
             self._spawn(self._read(*self._ready.popleft()))
 
     async def _read(self, dispatcher: Dispatcher, asked: Read) -> None:
         limit = self._options.slice_limit
-        piece = await self._trouble.through(
+        piece = await self._failures.retry(
             lambda: self._source.next_slice(
-                dispatcher.spec, asked.start, asked.upto_ts, limit, begin=dispatcher.begin
+                dispatcher.span, asked.start, asked.upto_ts, limit, begin=dispatcher.begin
             )
         )
         self._reading -= 1
-        event = dispatcher.read(asked, piece)
+        event = dispatcher.finish_read(asked, piece)
         if event is None:
             self._go_on((dispatcher,))
             return
-        self._dispatchers.sent(dispatcher)
-        event.add_post_enqueue(partial(self._woken, dispatcher))
-        if asked.start.handle is not None:  # inside a snapshot no checkpoint moves for hours
-            event.add_post_flush(self._flushed_inside)
+        self._dispatchers.add_unflushed(dispatcher)
+        event.add_post_enqueue(partial(self._wake, dispatcher))
+        if asked.start.handle is not None:  # inside a snapshot the checkpoint may not move for hours
+            event.add_post_flush(self._note_progress_inside)
         self._sink.add_dml_event(event)
-        self._read_more()
+        self._start_reads()
 
-    def _flushed_inside(self) -> None:
-        if not self._untold:
-            self._trouble.over()
+    def _note_progress_inside(self) -> None:
+        """Count a flushed slice as progress, unless consumers are still to get a checkpoint."""
+        if not self._is_publishing:
+            self._failures.clear()
 
-    def _woken(self, dispatcher: Dispatcher) -> None:
-        dispatcher.woken()
+    def _wake(self, dispatcher: Dispatcher) -> None:
+        dispatcher.wake()
         if not self._failure.done():
             self._go_on((dispatcher,))
 
-    def _at_target(self, ts: int) -> bool:
+    def _is_at_target(self, ts: int) -> bool:
         return self._options.target_ts is not None and ts >= self._options.target_ts
 
-    def _bounded(self, ts: int) -> int:
+    def _cap_at_target(self, ts: int) -> int:
         target_ts = self._options.target_ts
         return ts if target_ts is None else min(ts, target_ts)
 
     def _advance_checkpoint(self) -> None:
-        reached = self._bounded(min(self._dispatchers.checkpoint_ts(), self._ddls.bound_ts))
+        reached = self._cap_at_target(min(self._dispatchers.checkpoint_ts(), self._ddls.bound_ts))
         self.checkpoint_ts = max(reached, self.checkpoint_ts)
 
     @property
-    def _untold(self) -> bool:
-        """Whether consumers are still to be told what was kept."""
-        return self._sink.told_ts < self._given_ts
+    def _is_publishing(self) -> bool:
+        """Whether consumers cannot read the stored checkpoint yet."""
+        return self._sink.published_ts < self._given_ts
 
-    def _hear_told(self) -> None:
-        if self._sink.told_ts > self._told_ts:
-            self._told_ts = self._sink.told_ts
-            self._trouble.over()
+    def _note_published(self) -> None:
+        if self._sink.published_ts > self._published_ts:
+            self._published_ts = self._sink.published_ts
+            self._failures.clear()
 
-    async def _keep(self) -> None:
+    async def _keep_checkpoint_if_due(self) -> None:
         now = self._clock.monotonic()
-        self._hear_told()
+        self._note_published()
         lag_ms = self._clock.wall_ms() - physical_ms(self.kept_ts)
-        SINK_CHECKPOINT_LAG_SECONDS.labels(self._feed_id).set(lag_ms / 1000)
-        SINK_DISPATCHERS.labels(self._feed_id).set(len(self._dispatchers))
-        SINK_READING_DISPATCHERS.labels(self._feed_id).set(len(self._dispatchers.active))
-        due = now >= self._kept_at + _KEEP_S or self._at_target(self.checkpoint_ts)
-        if self.checkpoint_ts == self.kept_ts or not due or self._untold:
+        SINK_CHECKPOINT_LAG_SECONDS.labels(self._changefeed_id).set(lag_ms / 1000)
+        SINK_DISPATCHERS.labels(self._changefeed_id).set(len(self._dispatchers))
+        SINK_READING_DISPATCHERS.labels(self._changefeed_id).set(len(self._dispatchers.active))
+        due = now >= self._kept_at + _KEEP_S or self._is_at_target(self.checkpoint_ts)
+        if self.checkpoint_ts == self.kept_ts or not due or self._is_publishing:
             return
         await self._keep_checkpoint()
         self._kept_at = now
 
     async def _keep_checkpoint(self) -> None:
-        """First for us, then for consumers: what they were told is never taken back."""
+        """Store the checkpoint, then have it published: what consumers have read is never taken back."""
         ts = self.checkpoint_ts
-        await self._trouble.through(lambda: self._progress.keep_checkpoint(ts))
+        await self._failures.retry(lambda: self._progress.keep_checkpoint(ts))
         self.kept_ts = self._given_ts = ts
         self._sink.add_checkpoint_ts(ts)
-        self._hear_told()
+        self._note_published()
 
     async def _watch(self, serving: "asyncio.Task[None]") -> None:
         await asyncio.shield(serving)
@@ -253,19 +257,19 @@ class ChangefeedRun:
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._finish_task)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _finish_task(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._failure.done():
             self._failure.set_exception(error)
 
     async def _stop(self, serving: "asyncio.Task[None]") -> None:
-        """End everything that goes on, the sink last; nobody is woken any more."""
+        """End every task, the sink last; no dispatcher is woken any more."""
         self._failure.cancel()
         if not self._failure.cancelled():
-            self._failure.exception()  # it was raised, or comes after what was
+            self._failure.exception()  # mark it as retrieved: it was raised, or came after the one that was
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -283,23 +287,24 @@ class ChangefeedRun:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
 
-    async def _keep_last(self) -> None:
-        """Keep it whether it moved or not: who was taken over hears of it, and tells consumers nothing.
+    async def _keep_last_checkpoint(self) -> None:
+        """Store and publish the checkpoint, even if it did not move.
 
-        What was kept before is told first, if it is not: when that fails, no later one is kept.
+        So a process whose changefeed was taken over is fenced here, and publishes nothing. A stored
+        checkpoint that is not published yet is published first: if that fails, no later one is stored.
         """
         self._advance_checkpoint()
-        for ts in (self.kept_ts, self.checkpoint_ts) if self._untold else (self.checkpoint_ts,):
+        for ts in (self.kept_ts, self.checkpoint_ts) if self._is_publishing else (self.checkpoint_ts,):
             await self._progress.keep_checkpoint(ts)
             self.kept_ts = ts
             await asyncio.to_thread(self._files.write_checkpoint, ts)
 
-    async def _keep_at_pause(self) -> None:
+    async def _keep_checkpoint_at_pause(self) -> None:
         try:
-            await self._keep_last()
+            await self._keep_last_checkpoint()
         except Exception as error:  # noqa: BLE001 - whatever it was, it must not undo the pause
-            self._warn("a changefeed was stopped without keeping how far it came at last", error)
+            self._warn("a changefeed was stopped, but its last checkpoint could not be stored", error)
 
     def _warn(self, message: str, error: Exception) -> None:
-        facts = {"changefeed": self._feed_id, "error": f"{type(error).__name__}: {error}"}
+        facts = {"changefeed": self._changefeed_id, "error": f"{type(error).__name__}: {error}"}
         _log.warning(message, extra=facts)

@@ -36,20 +36,20 @@ async def create_configured_changefeeds(
 ) -> None:
     """Create the changefeeds of the settings that do not exist yet; leave the others as they are."""
     existing = {record.info.id: record.info for record in await store.list()}
-    for changefeed_id, wanted in settings.changefeeds.items():
+    for changefeed_id, section in settings.changefeeds.items():
         if changefeed_id not in existing:
-            await create_changefeed(store, changefeed_id, wanted, now_ts=now_ts, clock=clock)
-        elif not _has_settings(existing[changefeed_id], wanted):
+            await create_changefeed(store, changefeed_id, section, now_ts=now_ts, clock=clock)
+        elif not _has_settings(existing[changefeed_id], section):
             _log.warning(
                 "a changefeed has other settings than the file says; pause and update it to change them",
                 extra={"changefeed": changefeed_id},
             )
 
 
-def _has_settings(info: ChangefeedInfo, wanted: ChangefeedSettings) -> bool:
+def _has_settings(info: ChangefeedInfo, section: ChangefeedSettings) -> bool:
     """Return whether the stored settings are these; a setting that is newer than the row has its default."""
     try:
-        return parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}") == wanted
+        return parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}") == section
     except Invalid:
         return False
 
@@ -171,9 +171,9 @@ class _RunningChangefeed:
 
     async def _run(self, lease: LeasedProgress, info: ChangefeedInfo) -> None:
         async with self._store_failure(lease):
-            wanted = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
-            options = sink_options(wanted)
-            run_options = changefeed_options(info, wanted)
+            settings = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
+            options = sink_options(settings)
+            run_options = changefeed_options(info, settings)
             target = options.target.open()
             source = await SliceFollower.connect(
                 self._settings,
@@ -182,7 +182,7 @@ class _RunningChangefeed:
                 clock=self._clock,
             )
         try:
-            files = RemoteFiles(target, options, split=bool(wanted.split_rows), clock=self._clock)
+            files = RemoteFiles(target, options, split=bool(settings.split_rows), clock=self._clock)
             changefeed = Changefeed(
                 info.id,
                 run_options,
@@ -245,11 +245,11 @@ class _RunningChangefeed:
                 )
 
 
-def changefeed_options(info: ChangefeedInfo, wanted: ChangefeedSettings) -> ChangefeedOptions:
+def changefeed_options(info: ChangefeedInfo, settings: ChangefeedSettings) -> ChangefeedOptions:
     """Return what a stored changefeed replicates."""
     return ChangefeedOptions(
         begin=info.begin,
-        tables=TableFilter(wanted.tables),
-        target_ts=wanted.target_ts,
-        split_rows=wanted.split_rows,
+        tables=TableFilter(settings.tables),
+        target_ts=settings.target_ts,
+        split_rows=settings.split_rows,
     )

@@ -1,14 +1,11 @@
-"""A sink URI taken apart: where files go, with which credentials, and the parameters of the sink. Pure.
+"""Sink URIs: where files go, with which credentials, and the parameters of the sink. Pure.
 
-No message shows a URI as it was given: credentials may be in it. `mask_uri` is what may be shown.
+No message shows a URI as it was given, because it may hold credentials; `mask_uri` returns what may be shown.
 
-Sizes as people write them in a sink URI: 64MiB. Pure.
-
-Where a target is, however its URL is spelled: what counts when two targets must not meet.
-
-Paths are read as storage reads them: escapes are decoded, and `.`, `..` and empty parts mean nothing of their
-own. An object store is known by its bucket or container and the endpoint that was given for it. Two names of
-one server cannot be told: what is there already is found when a changefeed begins.
+`Location` says where a target is, however its URL is spelled, so that two changefeeds can be kept apart.
+Paths are read as storage reads them: escapes are decoded, `.` and empty parts are dropped, `..` goes up. An
+object store is identified by its bucket or container and the endpoint that was given for it. Two names of one
+server cannot be recognised; the check for existing files at a changefeed's first start finds that case.
 """
 
 import re
@@ -22,13 +19,8 @@ from penstock.errors import Invalid
 
 _MASK = "***"
 _SECRET_WORDS = ("key", "secret", "token", "password", "sas", "credential", "signature")
-_SCHEMES = {"file": "file", "memory": "memory", "s3": "s3"} | {
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "azure": "az",
-    "azblob": "az",
-}
+_SCHEME_ALIASES = {"gcs": "gs", "azure": "az", "azblob": "az"}
+_SCHEMES = {scheme: scheme for scheme in ("file", "memory", "s3", "gs", "az")} | _SCHEME_ALIASES
 _STORAGE_PARAMETERS: dict[str, dict[str, str]] = {
     "s3": {
         "endpoint": "endpoint",
@@ -54,7 +46,7 @@ STORAGE_PARAMETERS = frozenset(name for names in _STORAGE_PARAMETERS.values() fo
 
 @dataclass(frozen=True, slots=True)
 class SinkUri:
-    """Where files go, and what the URI says besides. Credentials are in `storage_options` only."""
+    """A parsed URI: where files go, and its parameters. Credentials are in `storage_options` only."""
 
     url: str
     storage_options: dict[str, str] = field(repr=False)
@@ -62,7 +54,7 @@ class SinkUri:
 
 
 def split_uri(uri: str) -> SinkUri:
-    """Take a sink URI apart; raise Invalid when it is none, or has what its scheme does not know."""
+    """Parse a sink URI; raise Invalid when it is malformed or has parameters of another kind of storage."""
     try:
         parts = urlsplit(uri.strip())
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
@@ -82,7 +74,7 @@ def split_uri(uri: str) -> SinkUri:
         raise Invalid(f"the sink URI {scheme}:// names no bucket or container; write {scheme}://name/prefix")
     if scheme == "file" and not (parts.netloc + parts.path).strip("/"):
         raise Invalid("the sink URI names no directory; write file:///directory")
-    given = _once(pairs)
+    given = _unique_parameters(pairs)
     options = _storage_options(scheme, given)
     rest = {name: value for name, value in given.items() if name not in STORAGE_PARAMETERS}
     url = urlunsplit((scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
@@ -90,7 +82,7 @@ def split_uri(uri: str) -> SinkUri:
 
 
 def mask_uri(uri: str) -> str:
-    """The URI with *** in place of everything that may be a secret; safe for logs, lists and errors."""
+    """Return the URI with *** in place of everything that may be a secret; safe for logs and errors."""
     try:
         parts = urlsplit(uri.strip())
         pairs = parse_qsl(parts.query, keep_blank_values=True)
@@ -104,11 +96,11 @@ def mask_uri(uri: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a parameter of this name may hold a secret."""
+    """Return whether a parameter of this name may hold a secret."""
     return name != "sse-kms-key-id" and any(word in name.lower() for word in _SECRET_WORDS)
 
 
-def _once(pairs: list[tuple[str, str]]) -> dict[str, str]:
+def _unique_parameters(pairs: list[tuple[str, str]]) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, value in pairs:
         if name in given:
@@ -123,7 +115,7 @@ def _storage_options(scheme: str, given: Mapping[str, str]) -> dict[str, str]:
     if foreign:
         raise Invalid(f"sink parameter {foreign[0]} means nothing for {scheme}:// storage; leave it out")
     options = {known[name]: value for name, value in given.items() if name in known}
-    if "virtual_hosted_style_request" in options:  # the other way round than force-path-style
+    if "virtual_hosted_style_request" in options:  # the opposite of force-path-style
         forced = options["virtual_hosted_style_request"].lower() in {"true", "1"}
         options["virtual_hosted_style_request"] = "false" if forced else "true"
     if given.get("endpoint", "").startswith("http://"):
@@ -140,7 +132,10 @@ _SIZE_UNITS = (
 
 
 def parse_size(text: str, name: str) -> int:
-    """Bytes: a number, perhaps with KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000); else Invalid."""
+    """Return the bytes of a size such as 64MiB; raise Invalid when it is none.
+
+    KiB, MiB, GiB and TiB are powers of 1024, KB, MB, GB and TB of 1000; a plain number is bytes.
+    """
     found = _SIZE.fullmatch(text.strip())
     unit = _SIZE_UNITS.get(found["unit"].lower()) if found else None
     if found is None or unit is None:
@@ -148,16 +143,16 @@ def parse_size(text: str, name: str) -> int:
     return int(Decimal(found["number"]) * unit)
 
 
-_SAME = {"gcs": "gs", "azure": "az", "azblob": "az", "postgres": "postgresql"}
+_LOCATION_ALIASES = {**_SCHEME_ALIASES, "postgres": "postgresql"}
 _BUCKETS = frozenset({"s3", "gs", "az", "memory"})
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432}
-_SERVERS = ("endpoint", "endpoint_url", "base_url")
+_ENDPOINTS = ("endpoint", "endpoint_url", "base_url")
 _ACCOUNTS = ("account_name", "storage_account_name")
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A file system, bucket or server, and the parts of a path there."""
+    """A file system, bucket or server, and the parts of a path in it."""
 
     store: str
     parts: tuple[str, ...]
@@ -165,33 +160,33 @@ class Location:
     def __str__(self) -> str:
         return f"{self.store}/{'/'.join(self.parts)}"
 
-    def holds(self, other: "Location") -> bool:
-        """Whether the other one is this place, or is below it."""
+    def contains(self, other: "Location") -> bool:
+        """Return whether the other one is this location or below it."""
         return self.store == other.store and other.parts[: len(self.parts)] == self.parts
 
-    def meets(self, other: "Location") -> bool:
-        """Whether what is written to one may be read in the other."""
-        return self.holds(other) or other.holds(self)
+    def overlaps(self, other: "Location") -> bool:
+        """Return whether a reader of one location may read what is written to the other."""
+        return self.contains(other) or other.contains(self)
 
 
 def location_of(
     url: str, options: Mapping[str, str] | None = None, *, follow_links: bool = False
 ) -> Location:
-    """The place that a URL leads to, with the options of its storage; no secret is in it.
+    """Return where a URL leads to, with the options of its storage; there is no secret in it.
 
-    `follow_links` goes through the links of this machine's file system; without it the answer is the same
-    everywhere, but for relative paths.
+    `follow_links` resolves the links of this machine's file system. Without it the answer is the same on
+    every machine, except for relative paths.
     """
     split = urlsplit(url)
     scheme = split.scheme.lower()
-    scheme = _SAME.get(scheme, scheme)
+    scheme = _LOCATION_ALIASES.get(scheme, scheme)
     if scheme == "file":
         path = unquote(split.netloc + split.path)  # as storage does: what follows two slashes is relative
         found = Path(path).resolve() if follow_links else Path(path).absolute()
         return Location("file://", _parts(str(found)))
     host = (split.hostname or "").lower()
     if scheme in _BUCKETS:
-        return Location(f"{scheme}://{host}{_server(options or {})}", _parts(unquote(split.path)))
+        return Location(f"{scheme}://{host}{_describe_server(options or {})}", _parts(unquote(split.path)))
     port = _port(split) or _PORTS.get(scheme)
     return Location(f"{scheme}://{host}{f':{port}' if port else ''}", _parts(unquote(split.path)))
 
@@ -199,20 +194,20 @@ def location_of(
 def _port(split: SplitResult) -> int | str | None:
     try:
         return split.port
-    except ValueError:  # it is no number, and leads nowhere
+    except ValueError:  # not a number: keep the text, so that two such URLs still differ
         return split.netloc.rpartition(":")[2]
 
 
-def _server(options: Mapping[str, str]) -> str:
-    """What of storage options tells one server, or account, from another."""
-    plain = {_plain(name): value for name, value in options.items()}
-    endpoint = next((plain[name] for name in _SERVERS if plain.get(name)), "")
+def _describe_server(options: Mapping[str, str]) -> str:
+    """Return the part of storage options that tells one server or account from another."""
+    plain = {_strip_vendor_prefix(name): value for name, value in options.items()}
+    endpoint = next((plain[name] for name in _ENDPOINTS if plain.get(name)), "")
     account = next((plain[name] for name in _ACCOUNTS if plain.get(name)), "")
-    shown = f" of {account.lower()}" if account else ""
-    return f"{shown} at {location_of(endpoint)}" if endpoint else shown
+    owner = f" of {account.lower()}" if account else ""
+    return f"{owner} at {location_of(endpoint)}" if endpoint else owner
 
 
-def _plain(name: str) -> str:
+def _strip_vendor_prefix(name: str) -> str:
     lowered = name.lower()
     for prefix in ("aws_", "azure_", "google_"):
         lowered = lowered.removeprefix(prefix)

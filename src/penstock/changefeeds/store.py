@@ -1,11 +1,9 @@
-"""Changefeeds as rows in the key-value store: what the commands read and change.
+"""Changefeeds as rows in the key-value store, and the transactions that change them.
 
-The rows that changefeeds have in the key-value store, and the transactions that change them.
-
-The one process that runs a changefeed, and what it keeps of its progress.
-
-Every write renews the run's lease in the same transaction. So a process that was taken over, however late it
-wakes up, meets a conflict on that row, reads the newer epoch there and is fenced: it changes nothing.
+Commands use `ChangefeedStore`. The one process that runs a changefeed stores its progress with
+`LeasedProgress`, whose every write renews the lease in the same transaction. So a process that was taken
+over, however late it wakes up, meets a conflict on the lease's row, reads the newer epoch there and is
+fenced: it changes nothing.
 """
 
 import json
@@ -31,80 +29,369 @@ from penstock.kv.lease import Lease, LeaseKey
 from penstock.kv.transact import transact_async
 from penstock.tables.keys import prefix_end
 
+_log = logging.getLogger(__name__)
+
 _PREFIX = b"penstock/changefeed/"
 INFOS, STATUSES, LEASES = _PREFIX + b"info/", _PREFIX + b"status/", _PREFIX + b"lease/"
 LOCATIONS = _PREFIX + b"locations"
-"""Whoever gives a changefeed a place writes it, so that two who choose one at the same time conflict."""
+"""Every transaction that chooses a location writes this row, so that two at the same time conflict."""
+
+Check = Callable[[list[ChangefeedRecord]], None]
+"""Checks all changefeeds, of every account, before one gets a location; raises the reason against it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangefeedKeys:
-    """The keys of one changefeed. Those of a kind are together: listing changefeeds reads no dispatchers."""
+    """The keys of one changefeed. Rows of a kind are together: listing changefeeds reads no dispatchers."""
 
-    feed_id: str
+    changefeed_id: str
 
     @property
     def info(self) -> bytes:
-        """What was asked for."""
-        return INFOS + self.feed_id.encode()
+        """The row with the changefeed's info."""
+        return INFOS + self.changefeed_id.encode()
 
     @property
     def status(self) -> bytes:
-        """How far it has come."""
-        return STATUSES + self.feed_id.encode()
+        """The row with the changefeed's status."""
+        return STATUSES + self.changefeed_id.encode()
 
     @property
     def lease(self) -> LeaseKey:
-        """Who runs it."""
-        work = f"changefeed {self.feed_id}"
-        return LeaseKey(LEASES + self.feed_id.encode(), work, "remove the changefeed and create it again")
+        """The row with the lease of the process that runs the changefeed."""
+        work = f"changefeed {self.changefeed_id}"
+        return LeaseKey(
+            LEASES + self.changefeed_id.encode(), work, "remove the changefeed and create it again"
+        )
 
     @property
     def dispatchers(self) -> bytes:
-        """What the keys of its dispatchers begin with."""
-        return _PREFIX + b"dispatcher/" + self.feed_id.encode() + b"/"
+        """The prefix of the rows of its dispatchers."""
+        return _PREFIX + b"dispatcher/" + self.changefeed_id.encode() + b"/"
 
     def dispatcher(self, dispatcher_id: str) -> bytes:
-        """One dispatcher."""
+        """Return the row of one dispatcher."""
         return self.dispatchers + dispatcher_id.encode()
 
 
-async def get_feed(txn: AsyncTransaction, feed_id: str) -> ChangefeedRecord:
-    """A changefeed as a transaction sees it; raise NotFound when there is none of that name."""
-    info = await require_feed(txn, feed_id)
-    return feed_of(feed_id, info, await txn.get(ChangefeedKeys(feed_id).status))
+class ChangefeedStore:
+    """The changefeeds of a cluster, or of one account, for commands. Every method may raise Unavailable.
+
+    To an account, changefeeds of others do not exist: the methods raise NotFound, with the same message.
+    """
+
+    def __init__(self, client: AsyncClient, *, account: str | None = None) -> None:
+        self._client = client
+        self._account = account
+
+    async def create(self, info: ChangefeedInfo, *, check: Check | None = None) -> None:
+        """Add a changefeed; raise AlreadyExists when the name is taken, and what `check` raises."""
+        check_changefeed_id(info.id)
+        keys = ChangefeedKeys(info.id)
+        tried = False
+
+        async def create(txn: AsyncTransaction) -> None:
+            nonlocal tried
+            existing = await txn.get(keys.info)
+            if existing is not None:
+                if existing == info.to_json() or (tried and _is_same_creation(info, existing)):
+                    return  # an unanswered attempt of this call created it; it may be running already
+                raise AlreadyExists(
+                    f"there is a changefeed {info.id} already; remove it first, or take another name"
+                )
+            await self._check_all(txn, check)
+            tried = True
+            await txn.put(keys.info, info.to_json())
+            await txn.put(keys.status, ChangefeedStatus.of_new(info).to_json())
+
+        await transact_async(self._client.begin, create, repeatable=True)
+
+    async def list(self, *, every: bool = False) -> list[ChangefeedRecord]:
+        """Return the changefeeds by name; with `every` also those of other accounts.
+
+        A changefeed with damaged rows is left out and logged; it can be removed.
+        """
+        async with self._client.begin() as txn:
+            records = await _list_changefeeds(txn)
+        return [record for record in records if every or self._is_visible(record.info)]
+
+    async def get(self, changefeed_id: str) -> ChangefeedRecord:
+        """Return a changefeed; raise NotFound when there is none of that name."""
+        async with self._client.begin() as txn:
+            return await self._get(txn, changefeed_id)
+
+    async def owners(self) -> dict[str, str]:
+        """Return the process that runs each changefeed now; the lease of a silent process expires."""
+        async with self._client.begin() as txn:
+            now_ms = physical_ms(await txn.start_ts)
+            rows = [row async for row in txn.scan(LEASES, prefix_end(LEASES))]
+        owners = {}
+        for key, value in rows:
+            name = key.removeprefix(LEASES).decode()
+            lease = ChangefeedKeys(name).lease.decode(value)
+            if lease.is_held(now_ms):
+                owners[name] = lease.owner
+        return owners
+
+    async def change(
+        self,
+        changefeed_id: str,
+        edit: Callable[[ChangefeedRecord], ChangefeedRecord],
+        *,
+        check: Check | None = None,
+    ) -> ChangefeedRecord:
+        """Change a changefeed in a transaction and return it.
+
+        Raises NotFound when there is none of that name, and what `check` or `edit` raises; nothing is changed
+        then.
+        """
+        keys = ChangefeedKeys(changefeed_id)
+
+        async def change(txn: AsyncTransaction) -> ChangefeedRecord:
+            record = await self._get(txn, changefeed_id)
+            await self._check_all(txn, check)
+            edited = edit(record)
+            await txn.put(keys.info, edited.info.to_json())
+            if edited.status != record.status:
+                await txn.put(keys.status, edited.status.to_json())
+            return edited
+
+        return await transact_async(self._client.begin, change, repeatable=True)
+
+    async def remove(self, changefeed_id: str) -> None:
+        """Remove a changefeed, damaged or not, but not its files; the process that runs it is fenced.
+
+        Raises NotFound when there is none of that name as the call begins. A changefeed of the same name that
+        is created during the call stays.
+        """
+        keys = ChangefeedKeys(changefeed_id)
+        seen: bytes | None = None
+
+        async def remove(txn: AsyncTransaction) -> None:
+            nonlocal seen
+            if seen is not None:
+                there = await txn.get(keys.info)
+                if there is None or not _is_same_changefeed(changefeed_id, seen, there):
+                    return  # an unanswered attempt of this call, or another call, has removed it
+            info = await require_changefeed(txn, changefeed_id)
+            if self._account is not None and not self._is_visible(
+                ChangefeedInfo.from_json(changefeed_id, info)
+            ):
+                raise no_such_changefeed(changefeed_id)
+            seen = info
+            for key in (keys.info, keys.status, keys.lease.key):
+                await txn.delete(key)
+            async for key, _ in txn.scan(keys.dispatchers, prefix_end(keys.dispatchers)):
+                await txn.delete(key)
+
+        await transact_async(self._client.begin, remove, repeatable=True)
+
+    async def _check_all(self, txn: AsyncTransaction, check: Check | None) -> None:
+        if check is not None:
+            check(await _list_changefeeds(txn))
+            await txn.put(LOCATIONS, b"%d" % await txn.start_ts)
+
+    async def _get(self, txn: AsyncTransaction, changefeed_id: str) -> ChangefeedRecord:
+        record = await get_changefeed(txn, changefeed_id)
+        if not self._is_visible(record.info):
+            raise no_such_changefeed(changefeed_id)
+        return record
+
+    def _is_visible(self, info: ChangefeedInfo) -> bool:
+        return self._account in {None, info.account}
+
+    async def acquire(self, changefeed_id: str, owner: str, *, ttl_s: float) -> "LeasedProgress":
+        """Take the lease of a changefeed, to run it.
+
+        Raises Unavailable while another process holds the lease, NotFound when there is no such changefeed.
+        """
+        lease = await Lease.acquire(
+            self._client,
+            ChangefeedKeys(changefeed_id).lease,
+            owner,
+            ttl_s=ttl_s,
+            check=lambda txn: get_changefeed(txn, changefeed_id),
+        )
+        return LeasedProgress(self._client, changefeed_id, lease)
 
 
-async def require_feed(txn: AsyncTransaction, feed_id: str) -> bytes:
-    """The row of a changefeed; raise NotFound when there is none of that name."""
-    info = await txn.get(ChangefeedKeys(feed_id).info)
+class LeasedProgress:
+    """The stored progress of a changefeed, for the process that holds its lease. Implements ProgressStore."""
+
+    def __init__(self, client: AsyncClient, changefeed_id: str, lease: Lease) -> None:
+        self.changefeed_id = changefeed_id
+        self._client = client
+        self._lease = lease
+        self._keys = ChangefeedKeys(changefeed_id)
+
+    async def get_record(self) -> ChangefeedRecord:
+        """Return the changefeed as it is stored now; a command may have stopped or changed it."""
+        async with self._client.begin() as txn:
+            await self._lease.check(txn)
+            return await get_changefeed(txn, self.changefeed_id)
+
+    async def renew(self) -> None:
+        """Renew the lease; raise Fenced when another process has it."""
+        await self._lease.renew()
+
+    async def keep_state(self, state: ChangefeedState, error: str = "") -> None:
+        """Store the state that people see."""
+        await self._change_status(lambda status: replace(status, state=state, error=error))
+
+    async def location(self) -> str | None:
+        """Return the location that the stored progress describes."""
+        return (await self.get_record()).status.location
+
+    async def begin_at(self, location: str, *, is_new: bool) -> None:
+        """Store the location; with `is_new` forget the dispatchers and what is after the checkpoint."""
+
+        async def begin(txn: AsyncTransaction) -> None:
+            record = await get_changefeed(txn, self.changefeed_id)
+            status = replace(record.status, location=location)
+            # If the location is stored already, an unanswered attempt of this call has committed.
+            if is_new and record.status.location != location:
+                status = record.status.at_new_location(location, record.info)
+                folder = self._keys.dispatchers
+                async for key, _ in txn.scan(folder, prefix_end(folder)):
+                    await txn.delete(key)
+            await txn.put(self._keys.status, status.to_json())
+
+        await self._lease.write(begin)
+
+    async def checkpoint_ts(self) -> int:
+        """Return the stored checkpoint."""
+        return (await self.get_record()).status.checkpoint_ts
+
+    async def keep_checkpoint(self, ts: int) -> None:
+        """Store a checkpoint, unless the stored one is later."""
+        await self._change_status(lambda status: replace(status, checkpoint_ts=max(ts, status.checkpoint_ts)))
+
+    async def ddl_ts(self) -> int:
+        """Return the last DDL that is on the remote."""
+        return (await self.get_record()).status.ddl_ts
+
+    async def dispatchers(self) -> list[DispatcherRecord]:
+        """Return every stored dispatcher."""
+        folder = self._keys.dispatchers
+        async with self._client.begin() as txn:
+            await self._lease.check(txn)
+            return [read_dispatcher(value) async for _, value in txn.scan(folder, prefix_end(folder))]
+
+    async def change_dispatchers(
+        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
+    ) -> None:
+        """Add and remove dispatchers, and store `ddl_ts`, in one transaction."""
+        gone = list(removed)
+
+        async def change(txn: AsyncTransaction) -> None:
+            for dispatcher_id in gone:
+                await txn.delete(self._keys.dispatcher(dispatcher_id))
+            for record in added:
+                await txn.put(self._keys.dispatcher(record.span.id), write_dispatcher(record))
+            if ddl_ts is not None:
+                status = (await get_changefeed(txn, self.changefeed_id)).status
+                await txn.put(self._keys.status, replace(status, ddl_ts=max(ddl_ts, status.ddl_ts)).to_json())
+
+        await self._lease.write(change)
+
+    async def begin_files(self, files: Sequence[PendingFile]) -> None:
+        """Store the pending files of dispatchers; raise Fenced when a dispatcher is gone."""
+
+        async def begin(txn: AsyncTransaction) -> None:
+            rows = await txn.batch_get([self._keys.dispatcher(file.dispatcher_id) for file in files])
+            for file in files:
+                key = self._keys.dispatcher(file.dispatcher_id)
+                if key not in rows:
+                    raise Fenced(
+                        f"changefeed {self.changefeed_id} has no dispatcher {file.dispatcher_id} any more"
+                    )
+                await txn.put(key, write_dispatcher(replace(read_dispatcher(rows[key]), pending=file)))
+
+        await self._lease.write(begin)
+
+    async def give_up(self) -> None:
+        """Let another process run the changefeed at once; does nothing when one runs it already."""
+        await self._lease.give_up()
+
+    async def _change_status(self, edit: Callable[[ChangefeedStatus], ChangefeedStatus]) -> None:
+        async def change(txn: AsyncTransaction) -> None:
+            status = edit((await get_changefeed(txn, self.changefeed_id)).status)
+            await txn.put(self._keys.status, status.to_json())
+
+        await self._lease.write(change)
+
+
+async def _list_changefeeds(txn: AsyncTransaction) -> list[ChangefeedRecord]:
+    rows = {
+        key: value
+        for prefix in (INFOS, STATUSES)
+        async for key, value in txn.scan(prefix, prefix_end(prefix))
+    }
+    records = []
+    for name in (key.removeprefix(INFOS).decode() for key in rows if key.startswith(INFOS)):
+        keys = ChangefeedKeys(name)
+        try:
+            records.append(changefeed_of(name, rows[keys.info], rows.get(keys.status)))
+        except Corrupt as error:
+            _log.error("a changefeed is left out", extra={"changefeed": name, "error": str(error)})
+    return records
+
+
+def _is_same_changefeed(changefeed_id: str, seen: bytes, there: bytes) -> bool:
+    """Return whether two rows are of one changefeed, whatever was changed between them."""
+    if seen == there:
+        return True
+    try:
+        return _is_same_creation(ChangefeedInfo.from_json(changefeed_id, seen), there)
+    except Corrupt:
+        return False  # of a damaged row only the bytes can be compared
+
+
+def _is_same_creation(info: ChangefeedInfo, there: bytes) -> bool:
+    """Return whether a row comes from the creation that made `info`, whatever was changed since."""
+    found = ChangefeedInfo.from_json(info.id, there)
+    own = (info.created_ms, info.start_ts, info.account)
+    return own == (found.created_ms, found.start_ts, found.account)
+
+
+async def get_changefeed(txn: AsyncTransaction, changefeed_id: str) -> ChangefeedRecord:
+    """Return a changefeed as a transaction sees it; raise NotFound when there is none of that name."""
+    info = await require_changefeed(txn, changefeed_id)
+    return changefeed_of(changefeed_id, info, await txn.get(ChangefeedKeys(changefeed_id).status))
+
+
+async def require_changefeed(txn: AsyncTransaction, changefeed_id: str) -> bytes:
+    """Return the info row of a changefeed; raise NotFound when there is none of that name."""
+    info = await txn.get(ChangefeedKeys(changefeed_id).info)
     if info is None:
-        raise no_such_feed(feed_id)
+        raise no_such_changefeed(changefeed_id)
     return info
 
 
-def no_such_feed(feed_id: str) -> NotFound:
-    """What is said of a changefeed that is not there, or not the caller's."""
-    return NotFound(f"there is no changefeed {feed_id}; `penstock changefeed list` shows those there are")
+def no_such_changefeed(changefeed_id: str) -> NotFound:
+    """Return the error for a changefeed that does not exist, or is not the caller's."""
+    return NotFound(
+        f"there is no changefeed {changefeed_id}; `penstock changefeed list` shows those there are"
+    )
 
 
-def feed_of(feed_id: str, info: bytes, status: bytes | None) -> ChangefeedRecord:
-    """A changefeed from its two rows."""
-    known = ChangefeedInfo.from_json(feed_id, info)
+def changefeed_of(changefeed_id: str, info: bytes, status: bytes | None) -> ChangefeedRecord:
+    """Return a changefeed from its two rows; raise Corrupt when one is damaged or missing."""
+    known = ChangefeedInfo.from_json(changefeed_id, info)
     if status is None:
-        raise Corrupt(f"changefeed {feed_id} has no status; remove it and create it again")
-    return ChangefeedRecord(known, ChangefeedStatus.from_json(feed_id, status))
+        raise Corrupt(f"changefeed {changefeed_id} has no status; remove it and create it again")
+    return ChangefeedRecord(known, ChangefeedStatus.from_json(changefeed_id, status))
 
 
-def write_dispatcher(kept: DispatcherRecord) -> bytes:
-    """A dispatcher's row."""
-    span, pending = kept.span, kept.pending
+def write_dispatcher(record: DispatcherRecord) -> bytes:
+    """Return the row of a dispatcher."""
+    span, pending = record.span, record.pending
     tree: dict[str, Any] = {
         "table_id": span.table_id,
         "id": span.id,
         "handle_from": span.handle_from.hex(),
         "handle_to": span.handle_to.hex(),
-        "begin": kept.begin.to_json(),
+        "begin": record.begin.to_json(),
     }
     if pending is not None:
         tree["pending"] = {
@@ -118,7 +405,7 @@ def write_dispatcher(kept: DispatcherRecord) -> bytes:
 
 
 def read_dispatcher(data: bytes) -> DispatcherRecord:
-    """A dispatcher from its row."""
+    """Return a dispatcher from its row; raise Corrupt when it is damaged."""
     try:
         tree = json.loads(data)
         span = TableSpan(
@@ -134,7 +421,9 @@ def read_dispatcher(data: bytes) -> DispatcherRecord:
             None if pending is None else _read_pending(span.id, pending),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt("a dispatcher of a changefeed is damaged; create the changefeed again") from error
+        raise Corrupt(
+            "the row of a changefeed's dispatcher is damaged; remove the changefeed and create it again"
+        ) from error
 
 
 def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
@@ -146,282 +435,3 @@ def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
         Position.from_json(tree["end"]),
         int(tree["nbytes"]),
     )
-
-
-class LeasedProgress:
-    """A changefeed in the hands of the one process that runs it. Implements ProgressStore."""
-
-    def __init__(self, client: AsyncClient, feed_id: str, lease: Lease) -> None:
-        self.feed_id = feed_id
-        self._client = client
-        self._lease = lease
-        self._keys = ChangefeedKeys(feed_id)
-
-    async def get_record(self) -> ChangefeedRecord:
-        """As it is now; somebody may have stopped or changed it."""
-        async with self._client.begin() as txn:
-            await self._lease.check(txn)
-            return await get_feed(txn, self.feed_id)
-
-    async def renew(self) -> None:
-        """Stay the one that runs it."""
-        await self._lease.renew()
-
-    async def keep_state(self, state: ChangefeedState, error: str = "") -> None:
-        """Let people see how it does."""
-        await self._change_status(lambda status: replace(status, state=state, error=error))
-
-    async def location(self) -> str | None:
-        """See ProgressStore."""
-        return (await self.get_record()).status.location
-
-    async def begin_at(self, location: str, *, anew: bool) -> None:
-        """See ProgressStore."""
-
-        async def begin(txn: AsyncTransaction) -> None:
-            feed = await get_feed(txn, self.feed_id)
-            status = replace(feed.status, location=location)
-            if anew and feed.status.location != location:  # else: by an attempt that was not answered
-                status = feed.status.at_new_location(location, feed.info)
-                folder = self._keys.dispatchers
-                async for key, _ in txn.scan(folder, prefix_end(folder)):
-                    await txn.delete(key)
-            await txn.put(self._keys.status, status.to_json())
-
-        await self._lease.write(begin)
-
-    async def checkpoint_ts(self) -> int:
-        """See ProgressStore."""
-        return (await self.get_record()).status.checkpoint_ts
-
-    async def keep_checkpoint(self, ts: int) -> None:
-        """See ProgressStore."""
-        await self._change_status(lambda status: replace(status, checkpoint_ts=max(ts, status.checkpoint_ts)))
-
-    async def ddl_ts(self) -> int:
-        """See ProgressStore."""
-        return (await self.get_record()).status.ddl_ts
-
-    async def dispatchers(self) -> list[DispatcherRecord]:
-        """See ProgressStore."""
-        folder = self._keys.dispatchers
-        async with self._client.begin() as txn:
-            await self._lease.check(txn)
-            return [read_dispatcher(value) async for _, value in txn.scan(folder, prefix_end(folder))]
-
-    async def change_dispatchers(
-        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
-    ) -> None:
-        """See ProgressStore."""
-        gone = list(removed)
-
-        async def change(txn: AsyncTransaction) -> None:
-            for dispatcher_id in gone:
-                await txn.delete(self._keys.dispatcher(dispatcher_id))
-            for each in added:
-                await txn.put(self._keys.dispatcher(each.span.id), write_dispatcher(each))
-            if ddl_ts is not None:
-                status = (await get_feed(txn, self.feed_id)).status
-                await txn.put(self._keys.status, replace(status, ddl_ts=max(ddl_ts, status.ddl_ts)).to_json())
-
-        await self._lease.write(change)
-
-    async def begin_files(self, files: Sequence[PendingFile]) -> None:
-        """See ProgressStore."""
-
-        async def begin(txn: AsyncTransaction) -> None:
-            rows = await txn.batch_get([self._keys.dispatcher(file.dispatcher_id) for file in files])
-            for file in files:
-                key = self._keys.dispatcher(file.dispatcher_id)
-                if key not in rows:
-                    raise Fenced(f"changefeed {self.feed_id} has no dispatcher {file.dispatcher_id} any more")
-                await txn.put(key, write_dispatcher(replace(read_dispatcher(rows[key]), pending=file)))
-
-        await self._lease.write(begin)
-
-    async def give_up(self) -> None:
-        """Let another process run the changefeed at once; does nothing when one runs it already."""
-        await self._lease.give_up()
-
-    async def _change_status(self, edit: Callable[[ChangefeedStatus], ChangefeedStatus]) -> None:
-        async def change(txn: AsyncTransaction) -> None:
-            status = edit((await get_feed(txn, self.feed_id)).status)
-            await txn.put(self._keys.status, status.to_json())
-
-        await self._lease.write(change)
-
-
-Check = Callable[[list[ChangefeedRecord]], None]
-"""Looks at all changefeeds, of every account, before one gets a place; raises what speaks against it."""
-
-_log = logging.getLogger(__name__)
-
-
-class ChangefeedStore:
-    """The changefeeds of a cluster, or of one account: what the commands do. Every method raises Unavailable.
-
-    For an account, changefeeds of others do not exist: NotFound is raised, in the same words.
-    """
-
-    def __init__(self, client: AsyncClient, *, account: str | None = None) -> None:
-        self._client = client
-        self._account = account
-
-    async def create(self, info: ChangefeedInfo, *, check: Check | None = None) -> None:
-        """Add one; raise AlreadyExists when there is one of that name, and what `check` raises."""
-        check_changefeed_id(info.id)
-        keys = ChangefeedKeys(info.id)
-
-        tried = False
-
-        async def create(txn: AsyncTransaction) -> None:
-            nonlocal tried
-            there = await txn.get(keys.info)
-            if there is not None:
-                if there == info.to_json() or (tried and _created_together(info, there)):
-                    return  # by an attempt of this call that was not answered; it may be running already
-                raise AlreadyExists(
-                    f"there is a changefeed {info.id} already; remove it first, or take another name"
-                )
-            await self._check_all(txn, check)
-            tried = True
-            await txn.put(keys.info, info.to_json())
-            await txn.put(keys.status, ChangefeedStatus.of_new(info).to_json())
-
-        await transact_async(self._client.begin, create, repeatable=True)
-
-    async def list(self, *, every: bool = False) -> list[ChangefeedRecord]:
-        """Changefeeds by name; `every` gives those of other accounts too.
-
-        One whose rows are damaged is left out and logged: it can be removed.
-        """
-        async with self._client.begin() as txn:
-            found = await _all_feeds(txn)
-        return [feed for feed in found if every or self._is_seen(feed.info)]
-
-    async def get(self, feed_id: str) -> ChangefeedRecord:
-        """One of them; raise NotFound when there is none of that name."""
-        async with self._client.begin() as txn:
-            return await self._get(txn, feed_id)
-
-    async def owners(self) -> dict[str, str]:
-        """Who runs each changefeed that somebody runs now; the lease of a silent one ends after a while."""
-        async with self._client.begin() as txn:
-            now_ms = physical_ms(await txn.start_ts)
-            rows = [row async for row in txn.scan(LEASES, prefix_end(LEASES))]
-        found = {}
-        for key, value in rows:
-            name = key.removeprefix(LEASES).decode()
-            lease = ChangefeedKeys(name).lease.decode(value)
-            if lease.is_held(now_ms):
-                found[name] = lease.owner
-        return found
-
-    async def change(
-        self,
-        feed_id: str,
-        edit: Callable[[ChangefeedRecord], ChangefeedRecord],
-        *,
-        check: Check | None = None,
-    ) -> ChangefeedRecord:
-        """Change one in a transaction; what `check` or `edit` raises is raised, and nothing is changed."""
-        keys = ChangefeedKeys(feed_id)
-
-        async def change(txn: AsyncTransaction) -> ChangefeedRecord:
-            feed = await self._get(txn, feed_id)
-            await self._check_all(txn, check)
-            edited = edit(feed)
-            await txn.put(keys.info, edited.info.to_json())
-            if edited.status != feed.status:
-                await txn.put(keys.status, edited.status.to_json())
-            return edited
-
-        return await transact_async(self._client.begin, change, repeatable=True)
-
-    async def remove(self, feed_id: str) -> None:
-        """Remove one, damaged or not, and everything of it but its files; the process that runs it is fenced.
-
-        Raises NotFound when there is none of that name as the call begins. A changefeed of the same name that
-        somebody creates during the call stays.
-        """
-        keys = ChangefeedKeys(feed_id)
-        seen: bytes | None = None
-
-        async def remove(txn: AsyncTransaction) -> None:
-            nonlocal seen
-            if seen is not None:
-                there = await txn.get(keys.info)
-                if there is None or not _is_same_feed(feed_id, seen, there):
-                    return  # an attempt of this call that was not answered has removed it, or somebody else
-            info = await require_feed(txn, feed_id)
-            if self._account is not None and not self._is_seen(ChangefeedInfo.from_json(feed_id, info)):
-                raise no_such_feed(feed_id)
-            seen = info
-            for key in (keys.info, keys.status, keys.lease.key):
-                await txn.delete(key)
-            async for key, _ in txn.scan(keys.dispatchers, prefix_end(keys.dispatchers)):
-                await txn.delete(key)
-
-        await transact_async(self._client.begin, remove, repeatable=True)
-
-    async def _check_all(self, txn: AsyncTransaction, check: Check | None) -> None:
-        if check is not None:
-            check(await _all_feeds(txn))
-            await txn.put(LOCATIONS, b"%d" % await txn.start_ts)
-
-    async def _get(self, txn: AsyncTransaction, feed_id: str) -> ChangefeedRecord:
-        feed = await get_feed(txn, feed_id)
-        if not self._is_seen(feed.info):
-            raise no_such_feed(feed_id)
-        return feed
-
-    def _is_seen(self, info: ChangefeedInfo) -> bool:
-        return self._account in {None, info.account}
-
-    async def acquire(self, feed_id: str, owner: str, *, ttl_s: float) -> "LeasedProgress":
-        """Become the one that runs it.
-
-        Raises Unavailable while somebody else is, Invalid when there is no such changefeed.
-        """
-        lease = await Lease.acquire(
-            self._client,
-            ChangefeedKeys(feed_id).lease,
-            owner,
-            ttl_s=ttl_s,
-            check=lambda txn: get_feed(txn, feed_id),
-        )
-        return LeasedProgress(self._client, feed_id, lease)
-
-
-async def _all_feeds(txn: AsyncTransaction) -> list[ChangefeedRecord]:
-    rows = {
-        key: value
-        for prefix in (INFOS, STATUSES)
-        async for key, value in txn.scan(prefix, prefix_end(prefix))
-    }
-    found = []
-    for name in (key.removeprefix(INFOS).decode() for key in rows if key.startswith(INFOS)):
-        try:
-            found.append(
-                feed_of(name, rows[ChangefeedKeys(name).info], rows.get(ChangefeedKeys(name).status))
-            )
-        except Corrupt as error:
-            _log.error("a changefeed is left out", extra={"changefeed": name, "error": str(error)})
-    return found
-
-
-def _is_same_feed(feed_id: str, seen: bytes, there: bytes) -> bool:
-    """Return whether two rows are of one changefeed, whatever was changed between them."""
-    if seen == there:
-        return True
-    try:
-        return _created_together(ChangefeedInfo.from_json(feed_id, seen), there)
-    except Corrupt:
-        return False  # nothing is known of a damaged row but its bytes
-
-
-def _created_together(info: ChangefeedInfo, there: bytes) -> bool:
-    """Whether a row is of the very creation that made `info`, whatever was changed since."""
-    found = ChangefeedInfo.from_json(info.id, there)
-    mine = (info.created_ms, info.start_ts, info.account)
-    return mine == (found.created_ms, found.start_ts, found.account)

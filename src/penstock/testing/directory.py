@@ -1,8 +1,7 @@
-"""A directory of changes applied to plain dicts, and the promises of whoever wrote it, checked.
+"""Applies a directory of changes to plain dicts, and checks the promises of its writer.
 
-A simulation compares `tables` with its source; every rule that the sink gives its readers is checked here.
-
-What readers of a directory may rely on, file by file.
+A test compares `Replica.tables` with its source. `check_files` checks, file by file, every rule that readers
+of a directory may rely on.
 """
 
 from collections import defaultdict
@@ -12,10 +11,10 @@ from typing import Any
 
 from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, OP_INSERT, DecodedChanges, row_dicts
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
-from penstock.changefeeds.directory.listing import Listing, Root, Stretch, Survey
+from penstock.changefeeds.directory.listing import DirectoryLayout, FileSequence, Listing, Root
 from penstock.changefeeds.directory.reader import Ddl, DirectoryReader, TableChanges
 from penstock.changefeeds.sinks.storage.layout import number_in_index
-from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_path
 from penstock.object_storage import ObjectStorage
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.ddl_jobs import DdlAction
@@ -31,39 +30,46 @@ Change = tuple[object, ...]
 
 
 class BrokenPromise(AssertionError):
-    """A directory is not as its writer promises."""
+    """A directory breaks a promise of its writer."""
 
 
 def check_files(
-    storage: ObjectStorage, files: FileOptions, survey: Survey, *, exactly_once: bool, cut_commits: bool
+    storage: ObjectStorage,
+    files: FileOptions,
+    layout: DirectoryLayout,
+    *,
+    exactly_once: bool,
+    cut_commits: bool,
 ) -> None:
-    """Check every data file that an index names.
+    """Check every data file that an index names; raise BrokenPromise when a rule is broken.
 
-    Commits do not go back within a file; a table's commit is in one file of a dispatcher, unless
-    `cut_commits`; with `exactly_once` no change is in two files; changes are not older than their version,
-    nor as new as the next one; files are numbered without holes; and no file of a version was written after
-    something of a later version was.
+    Commit timestamps do not decrease within a file. A table's commit is in one file of a dispatcher, unless
+    `cut_commits`. With `exactly_once` no change is in two files. Changes are at or after the DDL of their
+    version and before that of the next version. Files are numbered without gaps. No file of a version was
+    written after a file of a later version.
     """
-    listed = storage.listed("")
-    listing = survey.of(each.path for each in listed)
-    modified = {each.path: each.modified_ms for each in listed}
-    schemas = {each.path: _schema(storage, each.path, survey) for each in listing.schemas}
+    objects = storage.list_objects("")
+    listing = layout.sort_paths(stored.path for stored in objects)
+    modified = {stored.path: stored.modified_ms for stored in objects}
+    schemas = {file.path: _schema(storage, file.path, layout) for file in listing.schemas}
     ddls = _Versions(
-        {(each.root, each.version): schemas[each.path] for each in listing.schemas},
+        {(file.root, file.version): schemas[file.path] for file in listing.schemas},
     )
     _check_order(listing, modified, schemas)
     reader = DataFiles(storage, files)
     seen: dict[tuple[Root, int], dict[Change, str]] = defaultdict(dict)
-    for stretch in listing.stretches:
+    for sequence in listing.sequences:
         commits: dict[int, str] = {}
-        for path in _indexed(storage, stretch):
-            changes = list(reader.changes(path, ddls.table(stretch)))
-            stamps = [ts for each in changes for ts in each.commit_ts.to_pylist() if ts is not None]
-            _check_stamps(path, stamps, ddls.bounds(stretch))
+        for path in _indexed(storage, sequence):
+            changes = list(reader.changes(path, ddls.table(sequence)))
+            stamps = [ts for decoded in changes for ts in decoded.commit_ts.to_pylist() if ts is not None]
+            _check_stamps(path, stamps, ddls.bounds(sequence))
             if not cut_commits:
                 _check_whole(path, stamps, commits)
             if exactly_once:
-                _check_once(path, changes, ddls.table(stretch), seen[stretch.root, stretch.folder.partition])
+                _check_once(
+                    path, changes, ddls.table(sequence), seen[sequence.root, sequence.folder.partition]
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,55 +78,55 @@ class _Versions:
 
     files: dict[tuple[Root, int], SchemaFile]
 
-    def table(self, stretch: Stretch) -> TableInfo:
-        """The columns of a stretch."""
-        file = self.files.get((stretch.root, stretch.folder.version))
+    def table(self, sequence: FileSequence) -> TableInfo:
+        """Return the columns of a sequence."""
+        file = self.files.get((sequence.root, sequence.folder.version))
         if file is None:
-            raise BrokenPromise(f"{stretch.index_path} has no schema file of its version")
+            raise BrokenPromise(f"{sequence.index_path} has no schema file of its version")
         return file.table_info()
 
-    def bounds(self, stretch: Stretch) -> tuple[int, int | None]:
-        """The first commit that may be in a stretch, and the first after it that may not."""
-        version = stretch.folder.version
+    def bounds(self, sequence: FileSequence) -> tuple[int, int | None]:
+        """Return the first commit timestamp that a sequence may have, and the first that it may not."""
+        version = sequence.folder.version
         later = [
-            each
-            for (root, each), file in self.files.items()
-            if root == stretch.root and file.query and each > version
+            later
+            for (root, later), file in self.files.items()
+            if root == sequence.root and file.query and later > version
         ]
         return version, min(later, default=None)
 
 
-def _schema(storage: ObjectStorage, path: str, survey: Survey) -> SchemaFile:
+def _schema(storage: ObjectStorage, path: str, layout: DirectoryLayout) -> SchemaFile:
     file = SchemaFile.from_json(storage.read(path) or b"")
-    check_named(path, file, table_id_as_path=survey.table_id_as_path)
+    check_path(path, file, table_id_as_path=layout.table_id_as_path)
     return file
 
 
 def _check_order(listing: Listing, modified: dict[str, int], schemas: dict[str, SchemaFile]) -> None:
-    """By the clock of storage: of each table first all of a version, then anything of a later one."""
+    """Check, by the clock of storage, that all files of a version were written before a later version's."""
     written: dict[Root, list[tuple[int, int, str]]] = defaultdict(list)
     for schema in listing.schemas:
         if schemas[schema.path].query:
             written[schema.root].append((schema.version, modified[schema.path], schema.path))
-    for stretch in listing.stretches:
-        version = stretch.folder.version
-        written[stretch.root] += [(version, modified[path], path) for path in stretch.files.values()]
-    for found in written.values():
+    for sequence in listing.sequences:
+        version = sequence.folder.version
+        written[sequence.root] += [(version, modified[path], path) for path in sequence.files.values()]
+    for files in written.values():
         newest_at, newest = 0, ""
-        for version in sorted({version for version, *_ in found}):
-            own = [(at, path) for other, at, path in found if other == version]
+        for version in sorted({version for version, *_ in files}):
+            own = [(at, path) for other, at, path in files if other == version]
             first_at, first = min(own)
             if first_at < newest_at:
                 raise BrokenPromise(f"{newest} was written after {first}, which is of a later version")
             newest_at, newest = max([*own, (newest_at, newest)])
 
 
-def _indexed(storage: ObjectStorage, stretch: Stretch) -> Iterator[str]:
-    last = number_in_index(storage.read(stretch.index_path), stretch.index_path)
+def _indexed(storage: ObjectStorage, sequence: FileSequence) -> Iterator[str]:
+    last = number_in_index(storage.read(sequence.index_path), sequence.index_path)
     for number in range(1, last + 1):
-        if number not in stretch.files:
-            raise BrokenPromise(f"{stretch.index_path} names file {last}, but there is no file {number}")
-        yield stretch.files[number]
+        if number not in sequence.files:
+            raise BrokenPromise(f"{sequence.index_path} names file {last}, but there is no file {number}")
+        yield sequence.files[number]
 
 
 def _check_stamps(path: str, stamps: list[int], bounds: tuple[int, int | None]) -> None:
@@ -141,10 +147,10 @@ def _check_whole(path: str, stamps: list[int], commits: dict[int, str]) -> None:
 
 def _check_once(path: str, changes: list[DecodedChanges], table: TableInfo, seen: dict[Change, str]) -> None:
     names = [column.name for column in table.primary_key]
-    for each in changes if names else ():
-        keys = [each.rows.column(name).to_pylist() for name in names]
-        stamps = each.commit_ts.to_pylist()
-        for change in zip(stamps, each.ops.to_pylist(), *keys, strict=True):
+    for decoded in changes if names else ():
+        keys = [decoded.rows.column(name).to_pylist() for name in names]
+        stamps = decoded.commit_ts.to_pylist()
+        for change in zip(stamps, decoded.ops.to_pylist(), *keys, strict=True):
             if change[0] is not None and change in seen:
                 raise BrokenPromise(f"a change of {change[0]} is in {seen[change]} and in {path}")
             seen[change] = path
@@ -155,14 +161,14 @@ Row = dict[str, Any]
 
 
 class Replica:
-    """The tables that a directory describes: `tables` is {database.table: {key: row}}.
+    """The tables of a directory: `tables` is {database.table: {key: row}}.
 
-    Keys are tuples of primary key values; the key of a row of a table without one is all its values and a
-    number. With `exactly_once`, as Penstock's sink promises, an insert must meet no row, an update or delete
-    must meet one, an update the row that it says, and no change may be in two files; TiCDC's directories may
-    repeat. `cut_commits`: a commit may go on in the next file, as one does that is larger than a file.
-    `redo` does to a table's rows what a DDL does that drops, truncates or exchanges a partition, as does a
-    database that runs the statement: files do not tell which rows are in which partition.
+    Keys are tuples of primary key values. In a table without a primary key, the key of a row is all its
+    values and a number. With `exactly_once`, as Penstock's sink promises, an insert must meet no row, an
+    update or delete must meet a row, an update must meet its old row, and no change may be in two files;
+    TiCDC's directories may repeat changes. `cut_commits`: a commit may continue in the next file, because it
+    is larger than a file. `redo` applies a DDL that drops, truncates or exchanges a partition to a table's
+    rows, as a database would that runs the statement: files do not say which rows are in which partition.
     """
 
     def __init__(
@@ -170,30 +176,32 @@ class Replica:
         storage: ObjectStorage,
         *,
         files: FileOptions | None = None,
-        survey: Survey | None = None,
+        layout: DirectoryLayout | None = None,
         exactly_once: bool = True,
         cut_commits: bool = False,
         redo: Callable[[Ddl, list[Row]], list[Row]] | None = None,
     ) -> None:
         self._redo = redo
-        self._redone: set[tuple[str, int]] = set()  # a version may have several files
+        self._redone: set[tuple[str, int]] = set()
+        """Tables and versions whose `redo` ran; a version may have several files."""
         self.tables: dict[str, dict[Key, Row]] = {}
         self.shapes: dict[str, TableInfo] = {}
-        self._described: dict[str, int] = {}  # by files without a DDL: of which version; partitions have such
+        self._described: dict[str, int] = {}
+        """Versions of tables whose schema file has no DDL, as those of partitions have none."""
         self._storage = storage
         self._files = files or FileOptions()
-        self._survey = survey or Survey()
-        self._reader = DirectoryReader(storage, self._files, self._survey)
+        self._layout = layout or DirectoryLayout()
+        self._reader = DirectoryReader(storage, self._files, self._layout)
         self._exactly_once = exactly_once
         self._cut_commits = cut_commits
 
     @property
     def checkpoint_ts(self) -> int:
-        """Up to where changes were applied."""
+        """The timestamp up to which changes were applied."""
         return self._reader.progress.resolved_ts
 
     def catch_up(self) -> None:
-        """Apply what is new up to the checkpoint; raise BrokenPromise for a change that does not fit."""
+        """Apply new changes up to the checkpoint; raise BrokenPromise for a change that does not fit."""
         for delivery in self._reader.round():
             if isinstance(delivery, TableChanges):
                 self._change(delivery)
@@ -203,11 +211,11 @@ class Replica:
                 self._table(delivery, delivery.table)
 
     def check(self) -> None:
-        """Look at every file, whatever the checkpoint; raise BrokenPromise when a rule is broken."""
+        """Check every file, also beyond the checkpoint; raise BrokenPromise when a rule is broken."""
         check_files(
             self._storage,
             self._files,
-            self._survey,
+            self._layout,
             exactly_once=self._exactly_once,
             cut_commits=self._cut_commits,
         )
@@ -231,12 +239,12 @@ class Replica:
             self._described[name] = ddl.version
         known = name in self.tables and self._described.get(name) != ddl.version
         if ddl.type == DdlAction.CREATE_TABLE and self._exactly_once and known:
-            raise BrokenPromise(f"{name} is created at {ddl.version}, but it is there already")
+            raise BrokenPromise(f"{name} is created at {ddl.version}, but it already exists")
         rows = {} if ddl.type == DdlAction.TRUNCATE_TABLE else self.tables.get(name, {})
         if self._redo is not None and (name, ddl.version) not in self._redone:
             self._redone.add((name, ddl.version))
-            rows = _keyed(shape, self._redo(ddl, list(rows.values())))
-        self.tables[name] = _reshaped(rows, self.shapes.get(name, shape), shape)
+            rows = _by_key(shape, self._redo(ddl, list(rows.values())))
+        self.tables[name] = _reshape(rows, self.shapes.get(name, shape), shape)
         self.shapes[name] = shape
 
     def _change(self, delivery: TableChanges) -> None:
@@ -261,7 +269,7 @@ class Replica:
                 f"{place}: {op} of {before}, which is {'' if before in rows else 'not '}there"
             )
         if old is not None and rows[before] != old:
-            raise BrokenPromise(f"{place}: an update of {before} says another row before it than there was")
+            raise BrokenPromise(f"{place}: an update of {before} has another old row than the table")
 
     def _change_without_key(
         self, rows: dict[Key, Row], op: str, row: Row, old: Row | None, place: str
@@ -269,7 +277,7 @@ class Replica:
         if op != OP_INSERT:
             gone = row if op == OP_DELETE else old
             if gone is None:
-                raise BrokenPromise(f"{place}: an update of a row without a key does not tell the row before")
+                raise BrokenPromise(f"{place}: an update of a row without a key does not have the old row")
             if (last := _count(rows, gone) - 1) < 0:
                 raise BrokenPromise(f"{place}: {op} of a row that is not there")
             del rows[(*gone.values(), last)]
@@ -296,29 +304,29 @@ def _key(table: TableInfo, row: Row) -> Key:
 
 
 def _count(rows: dict[Key, Row], row: Row) -> int:
-    """How often a row without a key is there."""
+    """Return how often a row without a key occurs."""
     number = 0
     while (*row.values(), number) in rows:
         number += 1
     return number
 
 
-def _reshaped(rows: dict[Key, Row], old: TableInfo, new: TableInfo) -> dict[Key, Row]:
-    """Rows from before a change of the columns, as they read after it."""
-    known = {column.name for column in old.stored_columns}
-    added = {column.name: _default(column) for column in new.stored_columns if column.name not in known}
+def _reshape(rows: dict[Key, Row], old: TableInfo, new: TableInfo) -> dict[Key, Row]:
+    """Return the rows of an old schema as they read in a new one."""
+    kept = {column.name for column in old.stored_columns}
+    added = {column.name: _default(column) for column in new.stored_columns if column.name not in kept}
     names = [column.name for column in new.stored_columns]
-    if known == set(names):
+    if kept == set(names):
         return rows
-    shown = [{name: row[name] if name in row else added[name] for name in names} for row in rows.values()]
-    return _keyed(new, shown)
+    reshaped = [{name: row[name] if name in row else added[name] for name in names} for row in rows.values()]
+    return _by_key(new, reshaped)
 
 
-def _keyed(table: TableInfo, rows: Iterable[Row]) -> dict[Key, Row]:
-    found: dict[Key, Row] = {}
+def _by_key(table: TableInfo, rows: Iterable[Row]) -> dict[Key, Row]:
+    by_key: dict[Key, Row] = {}
     for row in rows:
-        found[_key(table, row) if table.primary_key else (*row.values(), _count(found, row))] = row
-    return found
+        by_key[_key(table, row) if table.primary_key else (*row.values(), _count(by_key, row))] = row
+    return by_key
 
 
 def _default(column: ColumnInfo) -> Any:

@@ -58,14 +58,14 @@ class SinkModel(RuleBasedStateMachine):
         self.sizes[event.name] = sizes
         sent = Sent(event.name, sizes, self.version, self.clock.monotonic())
         self.sent.setdefault(number, []).append(sent)
-        self.ledger.arrive(event)
+        self.ledger.add(event)
 
     @rule(number=DISPATCHERS)
     def mark(self, number: int) -> None:
         self.ts += 1
         marker = DrainMarker(dispatcher(number), self.ts, at=self.clock.monotonic())
         self.sent.setdefault(number, []).append(Sent(f"d{number}@{self.ts} marker", marker=marker))
-        self.ledger.arrive(marker)
+        self.ledger.add(marker)
 
     @rule()
     def change_the_schema(self) -> None:
@@ -133,7 +133,7 @@ class SinkModel(RuleBasedStateMachine):
         task = self.files.pop(which % len(self.files))
         for chunk in task.chunks:
             self.segments[chunk.segment] -= chunk.nbytes
-        self.ledger.written(task, task.nbytes)
+        self.ledger.finish_file(task, task.nbytes)
         self._settle_model(task)
 
     def _settle_model(self, task: FileTask) -> None:

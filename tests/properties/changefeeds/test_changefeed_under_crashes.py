@@ -211,7 +211,7 @@ class Run:
         assert sorted(self.checks.rows()) == sorted(self.history.wanted)
         assert self.progress.checkpoints[-1] == self.remote.checkpoints[-1] == self.history.end_ts
         there = [each for each in source.tables(self.history.end_ts) if CARRIED.matches(each)]
-        assert {each.spec.table_id for each in self.progress.kept.values()} == {
+        assert {each.span.table_id for each in self.progress.kept.values()} == {
             each.table.id for each in there
         }
 

@@ -16,7 +16,7 @@ from penstock.changefeeds.engines.encode import EncodedChunk
 from penstock.follow.slices import Position
 from support.campaign import examples
 from support.itemtables import item, item_table
-from support.slices import encoded, slice_of
+from support.slices import encode_slice, slice_of
 from support.tableworld import TableWorld
 
 EXAMPLES = settings(max_examples=examples(12), deadline=None)
@@ -134,17 +134,17 @@ def check(world: TableWorld, start: int, options: EncoderOptions) -> None:
     }
     if end > start:
         tail = slice_of(world, start, end)
-        chunks = encoded(tail, options)
+        chunks = encode_slice(tail, options)
         rows: Rows = {}
         apply(rows, chunks)
         assert rows == shown
         go_on(tail, chunks, options, Position(start))
         world.flush()
-        assert encoded(tail, options) == chunks
-        again = encoded(slice_of(world, start, end), options)  # other parts, the same bytes
+        assert encode_slice(tail, options) == chunks
+        again = encode_slice(slice_of(world, start, end), options)  # other parts, the same bytes
         assert b"".join(each.payload for each in again) == b"".join(each.payload for each in chunks)
     snapshot = slice_of(world, 0, end)
-    chunks = encoded(snapshot, options)
+    chunks = encode_slice(snapshot, options)
     rows = {}
     apply(rows, chunks)
     assert rows == shown
@@ -156,6 +156,6 @@ def go_on(piece: Any, chunks: list[EncodedChunk], options: EncoderOptions, start
     assert [chunk.start for chunk in chunks] == ends[:-1]
     assert not chunks or chunks[-1].end == piece.end
     for number, end in enumerate(ends[1:-1], 1):
-        assert encoded(piece, options, start=end) == chunks[number:]
-    whole = encoded(piece, replace(options, chunk_bytes=1 << 30))
+        assert encode_slice(piece, options, start=end) == chunks[number:]
+    whole = encode_slice(piece, replace(options, chunk_bytes=1 << 30))
     assert b"".join(each.payload for each in whole) == b"".join(each.payload for each in chunks)

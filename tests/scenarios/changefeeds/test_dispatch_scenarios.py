@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.ddl_barrier import DdlBarrier
-from penstock.changefeeds.dispatcher import Dispatcher, Drain, Horizon, Read, State
+from penstock.changefeeds.dispatcher import Dispatcher, DispatcherState, Drain, Horizon, Read
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.follow.slices import Position, Slice, TableSpan
 from support.ddlevents import table_schema
@@ -58,7 +58,7 @@ class Stage:
     def do_slice(self, name: str, end: str) -> None:
         it, asked = self.dispatchers[name], self.asked.pop(name)
         piece = Slice(
-            dispatcher=it.spec,
+            dispatcher=it.span,
             schema=table_schema(1),
             start=asked.start,
             end=Position(int(end)),
@@ -66,9 +66,9 @@ class Stage:
             rows=1,
             nbytes=1,
         )
-        event = it.read(asked, piece)
+        event = it.finish_read(asked, piece)
         assert event is not None
-        event.add_post_enqueue(it.woken)
+        event.add_post_enqueue(it.wake)
         self.unwoken[name].append(event)
         self.unflushed[name].append(event)
         self.told.append(f"{name} sends {asked.start.ts}..{end}")
@@ -90,7 +90,7 @@ class Stage:
             event.post_flush()
         self.unflushed[name].clear()
         it = self.dispatchers[name]
-        it.drained()
+        it.finish_drain()
         self.barrier.report(name, self._ddl_of(name))
         self.told.append(f"{name} waits")
 
@@ -100,11 +100,11 @@ class Stage:
 
     def do_written(self) -> None:
         ts, _, _ = self.ddls.pop(0)
-        self.barrier.done()
+        self.barrier.finish()
         self.verdict = None
         for name, it in self.dispatchers.items():
-            if it.state is State.WAITING and it.position == Position(ts - 1):
-                it.passed()
+            if it.state is DispatcherState.WAITING and it.position == Position(ts - 1):
+                it.pass_ddl()
                 self._step(name)
 
     def do_ended(self, name: str) -> None:
@@ -115,7 +115,7 @@ class Stage:
 
     def _step(self, name: str) -> None:
         ddl_ts = next((ts for ts, names, _ in self.ddls if name in names), None)
-        step = self.dispatchers[name].next(Horizon(*self.horizon[name], ddl_ts))
+        step = self.dispatchers[name].next_step(Horizon(*self.horizon[name], ddl_ts))
         if isinstance(step, Read):
             self.asked[name] = step
             self.told.append(f"{name} reads {step.start.ts}..{step.upto_ts}")
@@ -127,7 +127,7 @@ class Stage:
             ts, names, database = self.ddls[0]
             there = [each for each in names if each in self.dispatchers]
             self.barrier.open(ts, there, trigger_writes=database)
-        verdict = self.barrier.verdict()
+        verdict = self.barrier.decide()
         if verdict is not None and verdict != self.verdict:
             self.verdict = verdict
             passing = " ".join(verdict.passing) or "nobody"

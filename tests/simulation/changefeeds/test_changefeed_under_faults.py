@@ -282,7 +282,7 @@ class Simulation:
             self.replica = Replica(
                 self.remote,
                 files=self.plan.file_options,
-                survey=DirectoryLayout(
+                layout=DirectoryLayout(
                     date_separator=self.plan.options.date_separator,
                     table_id_as_path=self.plan.options.use_table_id_as_path,
                 ),

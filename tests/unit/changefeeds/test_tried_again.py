@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.changefeeds.engines.encode import tried_again
+from penstock.changefeeds.engines.encode import retry_when_moved
 from penstock.errors import Unavailable
 
 
@@ -23,11 +23,11 @@ class Moving:
 
 @pytest.mark.parametrize("given", [0, 1, 2])
 def test_it_goes_on_after_what_was_given_already(given: int) -> None:
-    assert "".join(tried_again(Moving(given))) == "abc"
+    assert "".join(retry_when_moved(Moving(given))) == "abc"
 
 
 def test_who_is_away_for_longer_is_not_waited_for() -> None:
-    chunks = tried_again(Moving(1, 2))
+    chunks = retry_when_moved(Moving(1, 2))
     assert [next(chunks), next(chunks)] == ["a", "b"]
     with pytest.raises(Unavailable, match="the rows have moved"):
         next(chunks)

@@ -1,8 +1,6 @@
-"""canal-json: a line for each change, with the bytes that TiCDC writes.
+"""canal-json: a line of JSON for each change, its values as text. Encoder and decoder.
 
-What consumers are told of a column's type: MySQL's name of it, and Java's number. Pure.
-
-canal-json files: a line of JSON for each change, its values as text.
+The encoder writes the bytes that TiCDC writes, with MySQL's name and Java's number of each column's type.
 """
 
 import json
@@ -13,17 +11,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, as_struct
+from penstock.changefeeds.codecs.decoded_changes import (
+    OP_DELETE,
+    OP_INSERT,
+    OP_UPDATE,
+    DecodedChanges,
+    as_struct,
+)
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.codecs.row_changes import RowChanges
 from penstock.changefeeds.codecs.text_cells import (
     BLOCK_BYTES,
     Readable,
     TextForm,
-    blocks,
     from_text,
-    latin1,
-    parse_json,
+    latin1_bytes,
+    parse_json_lines,
+    read_blocks,
 )
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, LATIN1_JSON, Lines, json_string, numbers, spread, truths
@@ -34,7 +38,7 @@ from penstock.tables.columns import BLOBS, ColumnFlag, ColumnInfo, FieldType, Tp
 from penstock.tables.schema import TableInfo
 from penstock.tables.text_values import enum_numbers, set_numbers, texts
 
-_NAMES = {
+MYSQL_TYPE_NAMES = {
     Tp.TINY: "tinyint",
     Tp.SHORT: "smallint",
     Tp.INT24: "mediumint",
@@ -63,7 +67,9 @@ _NAMES = {
     Tp.STRING: "char",
     Tp.GEOMETRY: "geometry",
 }
+"""TiDB's name of each type, without its size; schema files have them in upper case."""
 
+# Numbers of java.sql.Types.
 _BIT, _TINYINT, _BIGINT, _CHAR, _DECIMAL, _INTEGER, _SMALLINT = -7, -6, -5, 1, 3, 4, 5
 _REAL, _DOUBLE, _VARCHAR, _DATE, _TIME, _TIMESTAMP, _BLOB, _CLOB = 7, 8, 12, 91, 92, 93, 2004, 2005
 _JAVA = {
@@ -84,7 +90,7 @@ _JAVA = {
 
 
 class Promotion(NamedTuple):
-    """Values of an unsigned column above `above` do not fit its type, and say this one instead."""
+    """Values of an unsigned column above `above` do not fit its Java type; their lines have `java_type`."""
 
     above: int
     java_type: int
@@ -99,8 +105,8 @@ _PROMOTIONS = {
 
 
 def mysql_type(kind: FieldType) -> str:
-    """MySQL's name of a type without its size, such as `bigint unsigned`."""
-    name = _NAMES[kind.tp]
+    """Return MySQL's name of a type without its size, such as `bigint unsigned`."""
+    name = MYSQL_TYPE_NAMES[kind.tp]
     if kind.charset == "binary":
         name = name.replace("text", "blob") if kind.tp in BLOBS else name
         name = name.replace("char", "binary") if kind.tp in {Tp.STRING, Tp.VARCHAR} else name
@@ -110,21 +116,22 @@ def mysql_type(kind: FieldType) -> str:
 
 
 def java_type(kind: FieldType) -> int:
-    """The number in java.sql.Types."""
+    """Return the type's number in java.sql.Types."""
     return _BLOB if kind.is_binary else _JAVA.get(kind.tp, _VARCHAR)
 
 
 def promotion(kind: FieldType) -> Promotion | None:
-    """What large values of an unsigned column say; None when all of them fit."""
+    """Return the type of large values of an unsigned column; None when all values fit."""
     return _PROMOTIONS.get(kind.tp) if kind.unsigned else None
 
 
-_KINDS = (b"INSERT", b"UPDATE", b"DELETE")
+_TYPES = ("INSERT", "UPDATE", "DELETE")  # of lines, in the order of RowChanges.kinds
+_OPS = pa.array([OP_INSERT, OP_UPDATE, OP_DELETE])
 _ESCAPED = {Tp.JSON, Tp.GEOMETRY, Tp.NULL}
 
 
 class CanalJson:
-    """Lines of a table's changes; mysqlType has the order of the columns, which in TiCDC is any."""
+    """Encodes a table's changes as lines. mysqlType has the order of the columns; in TiCDC it has none."""
 
     def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo], options: EncoderOptions) -> None:
         self._columns = columns
@@ -144,19 +151,19 @@ class CanalJson:
         )
 
     def lines(self, changes: RowChanges) -> pa.Array:
-        """A line, with its terminator, for each change."""
+        """Return a line, with its terminator, for each change."""
         lines = Lines(len(changes))
         lines.text(self._head)
-        lines.choice(_KINDS, changes.kinds)
+        lines.choice([name.encode() for name in _TYPES], changes.kinds)
         lines.text(b'","es":')
         lines.cells(numbers(changes.commit_ts >> LOGICAL_BITS))
         lines.text(self._times)
-        self._java_types(lines, changes.rows)
+        self._add_java_types(lines, changes.rows)
         lines.text(self._types)
-        rows = [cells(column, changes.rows.column(column.name)) for column in self._columns]
-        self._old(lines, changes, rows)
+        rows = [value_cells(column, changes.rows.column(column.name)) for column in self._columns]
+        self._add_old(lines, changes, rows)
         lines.text(b',"data":')
-        self._object(lines, rows)
+        self._add_object(lines, rows)
         if self._options.enable_tidb_extension:
             lines.text(b',"_tidb":{"commitTs":')
             lines.cells(numbers(changes.commit_ts))
@@ -164,8 +171,8 @@ class CanalJson:
         lines.text(b"}" + self._options.terminator.encode())
         return lines.build()
 
-    def _java_types(self, lines: Lines, rows: pa.RecordBatch) -> None:
-        """The types of the values: large ones of an unsigned column have the next wider one."""
+    def _add_java_types(self, lines: Lines, rows: pa.RecordBatch) -> None:
+        """Add the types of the values: large values of an unsigned column have the next wider type."""
         lines.text(b"{" if self._columns else b"null")
         for number, (name, column) in enumerate(zip(self._names, self._columns, strict=True)):
             lines.text(b"%s%s:" % (b"," * bool(number), name))
@@ -177,29 +184,29 @@ class CanalJson:
                 lines.choice((usual, b"%d" % larger.java_type), above.astype(np.int8))
         lines.text(b"}" if self._columns else b"")
 
-    def _old(self, lines: Lines, changes: RowChanges, rows: Sequence[pa.Array]) -> None:
+    def _add_old(self, lines: Lines, changes: RowChanges, rows: Sequence[pa.Array]) -> None:
         updates = changes.updates
         if not updates.any():
             lines.text(b"null")
             return
-        old = [cells(column, changes.old.column(column.name)) for column in self._columns]
+        old = [value_cells(column, changes.old.column(column.name)) for column in self._columns]
         if self._options.only_output_updated_columns:
-            made = self._updated(old, [each.filter(pa.array(updates)) for each in rows])
+            objects = self._changed_objects(old, [cells.filter(pa.array(updates)) for cells in rows])
         else:
             inner = Lines(changes.old.num_rows)
-            self._object(inner, old)
-            made = inner.build()
-        lines.cells(made if updates.all() else spread(made, updates, b"null"))
+            self._add_object(inner, old)
+            objects = inner.build()
+        lines.cells(objects if updates.all() else spread(objects, updates, b"null"))
 
-    def _object(self, lines: Lines, rows: Sequence[pa.Array]) -> None:
+    def _add_object(self, lines: Lines, rows: Sequence[pa.Array]) -> None:
         lines.text(b"[{")
         for number, (name, values) in enumerate(zip(self._names, rows, strict=True)):
             lines.text(b"%s%s:" % (b"," * bool(number), name))
             lines.cells(values, quote=b'"', null=b"null")
         lines.text(b"}]")
 
-    def _updated(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> pa.Array:
-        """The old rows, without the columns that are the same in the new ones."""
+    def _changed_objects(self, old: Sequence[pa.Array], new: Sequence[pa.Array]) -> pa.Array:
+        """Return the old rows without the columns that are the same in the new ones."""
         lines = Lines(len(old[0]))
         lines.text(b"[{")
         for name, before, after in zip(self._names, old, new, strict=True):
@@ -209,11 +216,12 @@ class CanalJson:
             member.cells(before, quote=b'"', null=b"null")
             lines.cells(pc.if_else(pa.array(same), pa.scalar(b"", pa.binary()), member.build()))
         lines.text(b"}]")
+        # Every member begins with a comma; the first one that is left must not.
         return pc.replace_substring(lines.build(), b"[{,", b"[{", max_replacements=1)
 
 
-def cells(column: ColumnInfo, values: pa.Array) -> pa.Array:
-    """What stands between the quotes of a value: all of them are strings, and enums and sets are numbers."""
+def value_cells(column: ColumnInfo, values: pa.Array) -> pa.Array:
+    """Return what is between the quotes of each value: all are strings; enums and sets are numbers."""
     kind = column.type
     if kind.is_string:
         return LATIN1_JSON.apply(values) if kind.is_binary else JSON.apply(values)
@@ -224,38 +232,34 @@ def cells(column: ColumnInfo, values: pa.Array) -> pa.Array:
     return JSON.apply(values) if kind.tp in _ESCAPED else texts(kind, values)
 
 
-_OPS = pa.array(["INSERT", "UPDATE", "DELETE"])
-_LETTERS = pa.array(["I", "U", "D"])
-
-
 def decode(
     stream: Readable, table: TableInfo, *, terminator: str, time_zone: str, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[DecodedChanges]:
-    """The changes of a file, in bounded memory; raise Corrupt when a line is not of that form.
+    """Yield the changes of a file, in bounded memory; raise Corrupt when a line has another form.
 
-    Lines that are no changes of rows (DDLs, watermarks) are passed over.
+    Lines that are no changes of rows (DDLs, watermarks) are skipped.
     """
-    form = TextForm(latin1, numbered_elements=True, time_zone=time_zone)
+    form = TextForm(latin1_bytes, numbered_elements=True, time_zone=time_zone)
     line_end = "\n" if "\n" in terminator else terminator
-    for block in blocks(stream, line_end.encode(), block_bytes):
-        yield _changes(block, table, form)
+    for block in read_blocks(stream, line_end.encode(), block_bytes):
+        yield _decode_block(block, table, form)
 
 
-def _changes(block: bytes, table: TableInfo, form: TextForm) -> DecodedChanges:
+def _decode_block(block: bytes, table: TableInfo, form: TextForm) -> DecodedChanges:
     lines = _parse(block, table)
-    numbers = pc.index_in(lines["type"], _OPS)
-    wanted = pc.indices_nonzero(pc.is_valid(numbers))
-    lines, ops = lines.take(wanted), _LETTERS.take(numbers.take(wanted))
-    new, old = _texts(lines["data"], needed=True), _texts(lines["old"], needed=False)
-    updated = pc.and_(pc.equal(ops, "U"), pc.is_valid(old))
-    was = _completed(old, new, updated, block, wanted)
+    kinds = pc.index_in(lines["type"], pa.array(_TYPES))
+    numbers = pc.indices_nonzero(pc.is_valid(kinds))  # of the lines that are changes of rows
+    lines, ops = lines.take(numbers), _OPS.take(kinds.take(numbers))
+    new, old = _only_rows(lines["data"], needed=True), _only_rows(lines["old"], needed=False)
+    updated = pc.and_(pc.equal(ops, OP_UPDATE), pc.is_valid(old))
+    complete_old = _complete_old(old, new, updated, block, numbers)
     schema = arrow_schema(table)
     rows, before = (
         pa.RecordBatch.from_arrays(
             [from_text(column, text.field(place), form) for place, column in enumerate(table.stored_columns)],
             schema=schema,
         )
-        for text in (new, was)
+        for text in (new, complete_old)
     )
     commit_ts = pc.struct_field(lines["_tidb"], "commitTs")
     return DecodedChanges(ops, commit_ts, rows, as_struct(before, updated))
@@ -271,11 +275,11 @@ def _parse(block: bytes, table: TableInfo) -> pa.RecordBatch:
             ("_tidb", pa.struct([("commitTs", pa.uint64())])),
         ]
     )
-    return parse_json(block, schema)
+    return parse_json_lines(block, schema)
 
 
-def _texts(lists: pa.ListArray, *, needed: bool) -> pa.StructArray:
-    """The one row in each list; null where there is no list."""
+def _only_rows(lists: pa.ListArray, *, needed: bool) -> pa.StructArray:
+    """Return the one row in each list; null where there is no list."""
     lengths = pc.list_value_length(lists)
     expected = pc.equal(lengths, 1)
     if not pc.all(expected, skip_nulls=not needed, min_count=0).as_py():
@@ -286,12 +290,13 @@ def _texts(lists: pa.ListArray, *, needed: bool) -> pa.StructArray:
     return lists.flatten()
 
 
-def _completed(
-    old: pa.StructArray, new: pa.StructArray, updated: pa.Array, block: bytes, wanted: pa.Array
+def _complete_old(
+    old: pa.StructArray, new: pa.StructArray, updated: pa.Array, block: bytes, numbers: pa.Array
 ) -> pa.StructArray:
-    """Rows before updates, completed by what did not change where only what changed was written.
+    """Return the rows before updates, with unchanged columns filled in where only changed ones are written.
 
-    A column that is missing reads as null; only where that matters the line itself is asked.
+    A missing column reads as null. Where the value after is not null, the line itself decides whether the
+    column is missing or null; `numbers` has the line of each change.
     """
     olds = [pc.struct_field(old, [place]) for place in range(old.type.num_fields)]
     news = [pc.struct_field(new, [place]) for place in range(old.type.num_fields)]
@@ -302,14 +307,14 @@ def _completed(
     doubted = sorted({place for mask in in_doubt for place in pc.indices_nonzero(mask).to_pylist()})
     if doubted:
         lines = [line for line in block.splitlines() if line.strip()]
-        numbers = wanted.take(pa.array(doubted)).to_pylist()
-        told = {place: _names(lines[number]) for place, number in zip(doubted, numbers, strict=True)}
+        doubted_lines = numbers.take(pa.array(doubted)).to_pylist()
+        names = {row: _old_names(lines[number]) for row, number in zip(doubted, doubted_lines, strict=True)}
         for place, field in enumerate(old.type):
-            missing = [row for row in doubted if field.name not in told[row]]
+            missing = [row for row in doubted if field.name not in names[row]]
             mask = pc.is_in(pa.array(range(len(old))), pa.array(missing, pa.int64()))
             olds[place] = pc.if_else(mask, news[place], olds[place])
     return pa.StructArray.from_arrays(olds, fields=list(old.type))
 
 
-def _names(line: bytes) -> set[str]:
+def _old_names(line: bytes) -> set[str]:
     return set(json.loads(line)["old"][0])

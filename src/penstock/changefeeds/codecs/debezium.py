@@ -1,6 +1,6 @@
-"""debezium: a change event of Debezium in each line, without its schema.
+"""debezium: a change event of Debezium in each line, without its schema. Encoder and decoder.
 
-debezium files: a change event in each line, its values as Debezium's connector for MySQL has them.
+Values are as Debezium's connector for MySQL writes them, with decimals as strings, so that they stay exact.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ from penstock.changefeeds.codecs.text_cells import (
     Readable,
     TextForm,
     base64_bytes,
-    blocks,
     from_text,
-    parse_json,
+    parse_json_lines,
+    read_blocks,
 )
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers, spread
@@ -36,16 +36,16 @@ from penstock.tables.columns import INTEGER_BITS, ColumnInfo, FieldType, Tp
 from penstock.tables.schema import TableInfo
 from penstock.tables.text_values import fixed_floats, texts
 
-_KINDS = (b"c", b"u", b"d")
+_KINDS = (b"c", b"u", b"d")  # values of `op`, in the order of RowChanges.kinds
+_SNAPSHOT = b"r"
+_OPS = {"c": OP_INSERT, "r": OP_INSERT, "u": OP_UPDATE, "d": OP_DELETE}
+_OP_NAMES, _DECODED_OPS = pa.array(list(_OPS)), pa.array(list(_OPS.values()))
 _NUMBERS = frozenset({*INTEGER_BITS, Tp.YEAR, Tp.FLOAT, Tp.DOUBLE, Tp.DATE, Tp.DATETIME, Tp.DURATION})
 _MILLISECOND_DIGITS = 3
 
 
 class DebeziumJson:
-    """Lines of a table's changes: before, after, source, op, ts_ms.
-
-    Values are as Debezium's connector for MySQL has them, with decimals as strings, so that they stay exact.
-    """
+    """Encodes a table's changes as lines: before, after, source, op, ts_ms."""
 
     def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo], options: EncoderOptions) -> None:
         self._columns = columns
@@ -63,27 +63,27 @@ class DebeziumJson:
         )
 
     def lines(self, changes: RowChanges) -> pa.Array:
-        """A line, with its terminator, for each change."""
+        """Return a line, with its terminator, for each change."""
         deletes: np.ndarray = changes.kinds == DELETE
         rows = self._objects(changes.rows)
         lines = Lines(len(changes))
         lines.text(b'{"before":')
-        self._before(lines, changes, rows)
+        self._add_before(lines, changes, rows)
         lines.text(b',"after":')
-        lines.cells(_unless(deletes, rows))
+        lines.cells(_null_where(deletes, rows))
         lines.text(b',"source":{"version":"2.4.0.Final","connector":"penstock","name":"penstock","ts_ms":')
         lines.cells(numbers(changes.commit_ts >> LOGICAL_BITS))
         lines.text(b',"snapshot":"' + (b"true" if changes.snapshot else b"false") + self._table)
         lines.text(b',"query":null,"commit_ts":')
         lines.cells(numbers(changes.commit_ts))
         lines.text(b'},"op":"')
-        lines.choice((b"r",) if changes.snapshot else _KINDS, changes.kinds)
+        lines.choice((_SNAPSHOT,) if changes.snapshot else _KINDS, changes.kinds)
         lines.text(self._end)
         return lines.build()
 
-    def _before(self, lines: Lines, changes: RowChanges, rows: pa.Array) -> None:
+    def _add_before(self, lines: Lines, changes: RowChanges, rows: pa.Array) -> None:
         updates, deletes = changes.updates, changes.kinds == DELETE
-        before = _unless(~deletes, rows)
+        before = _null_where(~deletes, rows)
         if updates.any():
             old = spread(self._objects(changes.old), updates, b"null")
             before = pc.if_else(pa.array(updates), old, before)
@@ -101,7 +101,8 @@ class DebeziumJson:
         return lines.build()
 
 
-def _unless(mask: np.ndarray, cells: pa.Array) -> pa.Array:
+def _null_where(mask: np.ndarray, cells: pa.Array) -> pa.Array:
+    """Return the cells, with JSON's null where the mask is true."""
     if not mask.any():
         return cells
     return pc.if_else(pa.array(mask), pa.scalar(b"null", pa.binary()), cells)
@@ -109,6 +110,10 @@ def _unless(mask: np.ndarray, cells: pa.Array) -> pa.Array:
 
 def _is_flag(kind: FieldType) -> bool:
     return kind.tp is Tp.BIT and kind.flen <= 1
+
+
+def _datetime_type(kind: FieldType) -> pa.DataType:
+    return pa.timestamp("ms" if kind.fsp <= _MILLISECOND_DIGITS else "us")
 
 
 def _cells(kind: FieldType, values: pa.Array) -> pa.Array:
@@ -123,8 +128,7 @@ def _cells(kind: FieldType, values: pa.Array) -> pa.Array:
     if kind.tp is Tp.DURATION:
         return values.cast(pa.int64()).cast(pa.string())
     if kind.tp is Tp.DATETIME:
-        unit = "ms" if kind.fsp <= _MILLISECOND_DIGITS else "us"
-        return values.cast(pa.timestamp(unit), safe=False).cast(pa.int64()).cast(pa.string())
+        return values.cast(_datetime_type(kind), safe=False).cast(pa.int64()).cast(pa.string())
     if kind.tp is Tp.TIMESTAMP:
         written = pc.replace_substring(texts(kind, values), " ", "T")
         return pc.binary_join_element_wise(written, "Z", "")
@@ -132,12 +136,13 @@ def _cells(kind: FieldType, values: pa.Array) -> pa.Array:
 
 
 def _bits(kind: FieldType, values: pa.Array) -> pa.Array:
-    """One bit is a boolean, more are bytes, the lowest first."""
+    """Return one bit as a boolean, more as bytes in base64, the lowest byte first."""
     if _is_flag(kind):
         return pc.if_else(pc.greater(values, 0), "true", "false")
     width = (kind.flen + 7) // 8
     known = values.fill_null(0)
     if pa.types.is_decimal(known.type):
+        # A decimal has 16 bytes, of which the lower 8 hold up to 64 bits.
         words = np.frombuffer(known.buffers()[1], "<u8")[2 * known.offset :: 2][: len(known)]
     else:
         words = known.to_numpy().astype("<u8")
@@ -148,16 +153,14 @@ def _bits(kind: FieldType, values: pa.Array) -> pa.Array:
     return pc.if_else(values.is_valid(), base64_cells(cells), pa.scalar(None, pa.binary()))
 
 
-_DECODED_KINDS = pa.array(["c", "r", "u", "d"])
-_OPS = pa.array([OP_INSERT, OP_INSERT, OP_UPDATE, OP_DELETE])
 _FORM = TextForm(base64_bytes, numbered_elements=False)
 
 
 def decode(
     stream: Readable, table: TableInfo, *, terminator: str, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[DecodedChanges]:
-    """The changes of a file, in bounded memory; raise Corrupt when a line is not of that form."""
-    row = pa.struct([pa.field(column.name, _written(column.type)) for column in table.stored_columns])
+    """Yield the changes of a file, in bounded memory; raise Corrupt when a line has another form."""
+    row = pa.struct([pa.field(column.name, _json_type(column.type)) for column in table.stored_columns])
     schema = pa.schema(
         [
             ("op", pa.string()),
@@ -167,33 +170,36 @@ def decode(
         ]
     )
     line_end = "\n" if "\n" in terminator else terminator
-    for block in blocks(stream, line_end.encode(), block_bytes):
-        yield _changes(parse_json(block, schema), table)
+    for block in read_blocks(stream, line_end.encode(), block_bytes):
+        yield _decode_lines(parse_json_lines(block, schema), table)
 
 
-def _changes(lines: pa.RecordBatch, table: TableInfo) -> DecodedChanges:
-    kinds = pc.index_in(lines.column("op"), _DECODED_KINDS)
+def _decode_lines(lines: pa.RecordBatch, table: TableInfo) -> DecodedChanges:
+    kinds = pc.index_in(lines.column("op"), _OP_NAMES)
     if kinds.null_count:
         raise Corrupt("a line is no change of a row; keep the file")
-    ops = _OPS.take(kinds)
+    ops = _DECODED_OPS.take(kinds)
     before, after = lines.column("before"), lines.column("after")
-    shown = pc.if_else(pc.equal(ops, OP_DELETE), before, after)
-    if shown.null_count:
+    rows = pc.if_else(pc.equal(ops, OP_DELETE), before, after)
+    if rows.null_count:
         raise Corrupt("a change has no row; keep the file")
     updated = pc.and_(pc.equal(ops, OP_UPDATE), pc.is_valid(before))
     commit_ts = pc.struct_field(lines.column("source"), "commit_ts")
-    return DecodedChanges(ops, commit_ts, _rows(shown, table), as_struct(_rows(before, table), updated))
+    return DecodedChanges(
+        ops, commit_ts, _parse_rows(rows, table), as_struct(_parse_rows(before, table), updated)
+    )
 
 
-def _rows(values: pa.StructArray, table: TableInfo) -> pa.RecordBatch:
+def _parse_rows(values: pa.StructArray, table: TableInfo) -> pa.RecordBatch:
     columns = [
-        _typed(column, pc.struct_field(values, [place])) for place, column in enumerate(table.stored_columns)
+        _parse_column(column, pc.struct_field(values, [place]))
+        for place, column in enumerate(table.stored_columns)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(table))
 
 
-def _written(kind: FieldType) -> pa.DataType:
-    """The JSON type of a column's values."""
+def _json_type(kind: FieldType) -> pa.DataType:
+    """Return the Arrow type that a column's JSON values are parsed as."""
     if kind.tp in INTEGER_BITS:
         return pa.uint64() if kind.unsigned else pa.int64()
     if kind.tp in {Tp.YEAR, Tp.DATE, Tp.DATETIME, Tp.DURATION}:
@@ -203,14 +209,13 @@ def _written(kind: FieldType) -> pa.DataType:
     return pa.bool_() if _is_flag(kind) else pa.string()
 
 
-def _typed(column: ColumnInfo, values: pa.Array) -> pa.Array:
+def _parse_column(column: ColumnInfo, values: pa.Array) -> pa.Array:
     kind = column.type
     wanted = arrow_type(kind)
     if kind.tp is Tp.DATE:
         return values.cast(pa.int32()).cast(wanted)
     if kind.tp is Tp.DATETIME:
-        unit = "ms" if kind.fsp <= _MILLISECOND_DIGITS else "us"
-        return values.cast(pa.timestamp(unit)).cast(wanted)
+        return values.cast(_datetime_type(kind)).cast(wanted)
     if kind.tp is Tp.TIMESTAMP:
         return from_text(column, pc.utf8_rtrim(pc.replace_substring(values, "T", " "), "Z"), _FORM)
     if kind.tp is Tp.BIT and not _is_flag(kind):
@@ -223,7 +228,7 @@ def _typed(column: ColumnInfo, values: pa.Array) -> pa.Array:
 
 
 def _decode_bits(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Bytes, the lowest first."""
+    """Return numbers of bytes in base64, the lowest byte first."""
     numbers = [
         None if text is None else int.from_bytes(base64_bytes(text), "little") for text in values.to_pylist()
     ]

@@ -1,6 +1,6 @@
-"""Changes of one table as Arrow arrays, the same for every file format. Pure.
+"""Decoded changes of one table as Arrow arrays, the same for every file format. Pure.
 
-Updates that a file holds as two rows, the one before and the one after, as one change again. Pure.
+`pair_halves` joins an update that a file has as two rows, the one before and the one after.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ OP_INSERT, OP_UPDATE, OP_DELETE = "I", "U", "D"
 
 @dataclass(frozen=True, slots=True)
 class DecodedChanges:
-    """Changes in their order. All members have the same length.
+    """Changes in order. All members have the same length.
 
-    `rows` holds the row after a change, or of a delete the row that it ended. `old` holds the row before an
-    update where the format tells it, and null elsewhere. `commit_ts` is null where the format has none.
+    `rows` has the row after a change, or the row that a delete ended. `old` has the row before an update if
+    the format has it, and null elsewhere. `commit_ts` is null where the format has none.
     """
 
     ops: pa.StringArray
@@ -32,7 +32,7 @@ class DecodedChanges:
         return int(self.rows.num_rows)
 
     def slice(self, start: int, length: int | None = None) -> "DecodedChanges":
-        """Some of them that follow each other."""
+        """Return a run of changes; nothing is copied."""
         return DecodedChanges(
             self.ops.slice(start, length),
             self.commit_ts.slice(start, length),
@@ -41,28 +41,28 @@ class DecodedChanges:
         )
 
     def take(self, places: pa.Array) -> "DecodedChanges":
-        """Those at these places, in this order."""
+        """Return the changes at these places, in this order."""
         return DecodedChanges(
             self.ops.take(places), self.commit_ts.take(places), self.rows.take(places), self.old.take(places)
         )
 
     def filter(self, mask: pa.BooleanArray) -> "DecodedChanges":
-        """Those where the mask is true."""
+        """Return the changes where the mask is true."""
         return self.take(pc.indices_nonzero(mask))
 
     @property
     def last_ts(self) -> int | None:
-        """When the last one was committed; None when nobody knows."""
+        """When the last one was committed; None when it is not known."""
         return self.commit_ts[-1].as_py() if len(self) else None
 
     def count_upto(self, ts: int) -> int:
-        """How many come before the first that is known to have been committed after `ts`."""
+        """Return how many come before the first that is known to be committed after `ts`."""
         late = pc.index(pc.greater(self.commit_ts, pa.scalar(ts, pa.uint64())), value=True).as_py()
         return len(self) if late < 0 else int(late)
 
 
 def concat(parts: Sequence[DecodedChanges]) -> DecodedChanges:
-    """All of them, one after the other; there is at least one."""
+    """Return all changes one after the other; there is at least one part."""
     return DecodedChanges(
         pa.concat_arrays([part.ops for part in parts]),
         pa.concat_arrays([part.commit_ts for part in parts]),
@@ -72,23 +72,23 @@ def concat(parts: Sequence[DecodedChanges]) -> DecodedChanges:
 
 
 def no_old(rows: pa.RecordBatch) -> pa.StructArray:
-    """What `old` is where no row before is known."""
+    """Return `old` for changes whose rows before are not known."""
     return pa.nulls(rows.num_rows, pa.struct(list(rows.schema)))
 
 
 def unknown_ts(count: int) -> pa.UInt64Array:
-    """What `commit_ts` is where the format has none."""
+    """Return `commit_ts` for a format that has none."""
     return pa.nulls(count, pa.uint64())
 
 
 def as_struct(rows: pa.RecordBatch, valid: pa.BooleanArray) -> pa.StructArray:
-    """Rows as `old`, null where `valid` is not true."""
+    """Return rows as `old`, with null where `valid` is not true."""
     mask = pc.invert(valid.fill_null(fill_value=False))
     return pa.StructArray.from_arrays(rows.columns, fields=list(rows.schema), mask=mask)
 
 
 def row_dicts(rows: pa.RecordBatch | pa.StructArray) -> list[dict[str, Any] | None]:
-    """Rows as Python values, column by column."""
+    """Return rows as dicts of Python values; columns are converted one at a time."""
     if isinstance(rows, pa.StructArray):
         return list(rows.to_pylist())
     names = rows.schema.names
@@ -102,10 +102,10 @@ Halves = tuple[DecodedChanges, pa.BooleanArray]
 """Changes, and which are halves of updates: a delete of the row before, an insert of the row after."""
 
 
-def paired(batches: Iterator[Halves]) -> Iterator[DecodedChanges]:
-    """The changes, each delete that is a half and the insert that follows it as one update.
+def pair_halves(batches: Iterator[Halves]) -> Iterator[DecodedChanges]:
+    """Yield the changes, with a delete that is a half and the insert that follows it as one update.
 
-    The two may be in different batches. Raises Corrupt when a half stands alone.
+    The two may be in different batches. Raises Corrupt when a half has no partner.
     """
     held: Halves | None = None
     for batch in batches:
@@ -117,19 +117,20 @@ def paired(batches: Iterator[Halves]) -> Iterator[DecodedChanges]:
         if last >= 0 and changes.ops[last].as_py() == OP_DELETE and halves[last].as_py():
             held = changes.slice(last), halves.slice(last)
             changes, halves = changes.slice(0, last), halves.slice(0, last)
-        yield _joined(changes, halves)
+        yield _join_halves(changes, halves)
     if held is not None:
         raise Corrupt("it ends with the first half of an update; keep the file")
 
 
-def _joined(changes: DecodedChanges, halves: pa.BooleanArray) -> DecodedChanges:
+def _join_halves(changes: DecodedChanges, halves: pa.BooleanArray) -> DecodedChanges:
     if not pc.any(halves).as_py():
         return changes
     ended = pc.and_(halves, pc.equal(changes.ops, OP_DELETE)).to_numpy(zero_copy_only=False)
     begun = pc.and_(halves, pc.equal(changes.ops, OP_INSERT)).to_numpy(zero_copy_only=False)
     if begun[0] or (ended[:-1] != begun[1:]).any():
-        raise Corrupt("half of an update stands alone; keep the file")
+        raise Corrupt("half of an update has no other half; keep the file")
     is_new = pa.array(begun)
+    # The row before an insert that is a half is the one of the change just before it.
     before = changes.rows.take(pc.max_element_wise(pc.subtract(pa.array(range(len(changes))), 1), 0))
     ops = pc.if_else(is_new, OP_UPDATE, changes.ops)
     joined = DecodedChanges(ops, changes.commit_ts, changes.rows, as_struct(before, is_new))

@@ -1,4 +1,4 @@
-"""How a table's changes are encoded: a value that travels to executors."""
+"""How a table's changes are encoded, as values that travel to executors; which options can be read back."""
 
 import re
 from dataclasses import dataclass
@@ -12,10 +12,23 @@ Protocol = Literal["canal-json", "csv", "parquet", "debezium"]
 Compression = Literal["none", "gzip", "zstd"]
 BinaryEncoding = Literal["base64", "hex"]
 
+COMPRESSED_SUFFIXES: dict[Compression, str] = {"none": "", "gzip": ".gz", "zstd": ".zst"}
+_EXTENSIONS: dict[Protocol, str] = {
+    "canal-json": ".json",
+    "debezium": ".json",
+    "csv": ".csv",
+    "parquet": ".parquet",
+}
+
+
+def file_extension(protocol: Protocol, compression: Compression) -> str:
+    """Return how the names of data files end. Parquet files are compressed inside, so they have no suffix."""
+    return _EXTENSIONS[protocol] + (COMPRESSED_SUFFIXES[compression] if protocol != "parquet" else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvOptions:
-    """TiCDC's csv options, by its names and defaults."""
+    """TiCDC's csv options, with its names and defaults."""
 
     delimiter: str = ","
     quote: str = '"'
@@ -27,17 +40,18 @@ class CsvOptions:
 
 
 _BARE_CHARACTERS = frozenset("0123456789+-.truefals")
-"""What numbers, true and false are written with, which are never in quotes."""
+"""The characters of numbers, true and false, which are never in quotes."""
 _BARE = re.compile(r"true|false|[-+]?[0-9.]+(e[-+]?[0-9]+)?")
 _ESCAPED_TEXT = re.compile(r"(?:[^\\]|\\[rn\\])*", re.DOTALL)
-"""What a text without quotes may look like."""
+"""Texts that a value may become where nothing is quoted."""
 _WHOLE_ESCAPES = re.compile(r"(?:[^\\]|\\.)*", re.DOTALL)
+"""Texts in which every backslash escapes a character."""
 
 
 def check_readable(protocol: Protocol, terminator: str, csv: CsvOptions) -> None:
-    """Raise Invalid for options of which a reader cannot get every value back, whatever rows there are.
+    """Raise Invalid for options with which a reader could not get back every value of every row.
 
-    For what is to be written. What others have written with such options is still read, as well as it can be.
+    This is for files to be written. Files of others with such options are still read as well as possible.
     """
     fault = ""
     if protocol == "csv":
@@ -51,7 +65,7 @@ def check_readable(protocol: Protocol, terminator: str, csv: CsvOptions) -> None
 def _csv_fault(terminator: str, csv: CsvOptions) -> str:
     marks = {"delimiter": csv.delimiter, "quote": csv.quote, "terminator": terminator}
     for name, mark in marks.items():
-        if mark[:1] in _BARE_CHARACTERS:  # what follows another one ("|+|") is no part of a value
+        if mark[:1] in _BARE_CHARACTERS:  # only the first character counts: "|+|" cannot be part of a value
             return f"{name} = {mark!r} begins with a character of numbers, true or false; choose another"
     for (one, mark), (other, text) in combinations({**marks, "null": csv.null}.items(), 2):
         if set(mark) & set(text):
@@ -75,10 +89,10 @@ def _unquoted_fault(terminator: str, csv: CsvOptions) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderOptions:
-    """All of it. Can be pickled.
+    """How changes of one table are encoded. It can be pickled.
 
-    `columns` are those to send of the table, None for all; primary key columns are always among them.
-    `where` is a SQL predicate on rows: what does not satisfy it does not exist for the consumer.
+    `columns` are the columns to send, None for all; primary key columns are always among them. `where` is a
+    SQL predicate: a row that does not satisfy it does not exist for the consumer.
     """
 
     protocol: Protocol = "canal-json"
@@ -89,7 +103,7 @@ class EncoderOptions:
     csv: CsvOptions = CsvOptions()
     columns: tuple[str, ...] | None = None
     where: str = ""
-    encoded_at_ms: int = 0  # what lines say of when they were made; the same whenever they are made again
+    encoded_at_ms: int = 0  # the time in lines that have one; the same when a slice is encoded again
     chunk_bytes: int = 4 * 1024 * 1024
-    commit_bytes_max: int = 64 * 1024 * 1024  # a commit that is larger is cut into several chunks
-    traced: Sampling | None = None  # which transactions chunks tell of, for traces
+    commit_bytes_max: int = 64 * 1024 * 1024  # a larger commit is cut into several chunks
+    traced: Sampling | None = None  # which transactions the chunks list, for traces

@@ -1,6 +1,6 @@
-"""Parquet: changes as rows in Delta's vocabulary, by way of Arrow streams that become one file.
+"""Parquet: a table's columns, then what happened to each row and when, in Delta's vocabulary.
 
-Parquet files: a table's columns, then what happened to each row and when, in Delta's vocabulary.
+The encoder makes Arrow streams, which `parquet_file` joins to one file. The decoder reads such files.
 """
 
 import io
@@ -17,9 +17,9 @@ from penstock.changefeeds.codecs.decoded_changes import (
     DecodedChanges,
     Halves,
     no_old,
-    paired,
+    pair_halves,
 )
-from penstock.changefeeds.codecs.row_changes import RowChanges, taken_rows
+from penstock.changefeeds.codecs.row_changes import RowChanges, take_rows
 from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import Ints
 from penstock.errors import Corrupt, Invalid
@@ -30,50 +30,55 @@ from penstock.tables.schema import TableInfo
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 
-_FEED = [
+_CHANGE_FIELDS = [
     pa.field(CHANGE_TYPE, pa.string(), nullable=False),
     pa.field(COMMIT_VERSION, pa.int64(), nullable=False),
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", tz="UTC"), nullable=False),
 ]
-_KINDS = pa.array(["insert", "update_postimage", "delete", "update_preimage"])
+_KINDS = pa.array(["insert", "update_postimage", "delete", "update_preimage"])  # first as in RowChanges.kinds
 _PREIMAGE = 3
-_MICROSECONDS = 1000  # in the millisecond that the physical part of a timestamp counts
+_OPS = pa.array([OP_INSERT, OP_INSERT, OP_DELETE, OP_DELETE])  # of the kinds, an update as two halves
+_HALVES = pa.array([False, True, False, True])
+BATCH_ROWS = 64 * 1024
+_MICROSECONDS = 1000  # per millisecond, which the physical part of a timestamp counts
 _ROW_GROUP_BYTES = 128 * 1024 * 1024
 _ROW_GROUP_ROWS = 1024 * 1024
 _STREAM = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class ParquetRows:
-    """Rows of a table's changes: its columns, then what happened to the row and when.
+    """Encodes a table's changes as rows: its columns, then what happened to the row and when.
 
-    Raises Invalid when the table has a column with a name of the feed's own.
+    Raises Invalid when the table has a column of the name of such a field.
     """
 
     def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo]) -> None:
-        taken = {field.name for field in _FEED} & {column.name.lower() for column in columns}
+        taken = {field.name for field in _CHANGE_FIELDS} & {column.name.lower() for column in columns}
         if taken:
             raise Invalid(
-                f"table {schema.name} has a column {min(taken)}, as Parquet files have; leave the column out"
+                f"table {schema.name} has a column {min(taken)}, which Parquet files use; leave the column"
+                " out"
             )
-        self.schema = pa.schema([*(arrow_field(column) for column in columns), *_FEED])
+        self.schema = pa.schema([*(arrow_field(column) for column in columns), *_CHANGE_FIELDS])
 
     def rows(self, changes: RowChanges) -> tuple[pa.RecordBatch, Ints]:
-        """The rows, and how many each change has: two for an update, the row before and the row after."""
+        """Return the rows, and how many each change has: an update has two, first the row before it."""
         updates = changes.updates
         counts = np.where(updates, 2, 1)
-        place = np.repeat(np.arange(len(changes)), counts)
+        place = np.repeat(np.arange(len(changes)), counts)  # the change of each row
         before = np.zeros(len(place), np.bool_)
         before[(np.cumsum(counts) - counts)[updates]] = True
+        # The rows before updates follow the others: the n-th of them is at len(changes) + n.
         source = np.where(before, len(changes) + np.cumsum(before) - 1, place)
         held = pa.concat_batches([changes.rows, changes.old]) if updates.any() else changes.rows
-        shown = taken_rows(held, source)
+        rows = take_rows(held, source)
         kinds = np.where(before, _PREIMAGE, changes.kinds[place])
         commits = changes.commit_ts[place]
-        feed = [_KINDS.take(pa.array(kinds)), pa.array(commits), _timestamps(commits)]
-        return pa.RecordBatch.from_arrays([*shown.columns, *feed], schema=self.schema), counts
+        fields = [_KINDS.take(pa.array(kinds)), pa.array(commits), _timestamps(commits)]
+        return pa.RecordBatch.from_arrays([*rows.columns, *fields], schema=self.schema), counts
 
     def payload(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """Rows as an Arrow stream of one batch, whatever batches they came in."""
+        """Return rows as an Arrow stream of one batch, whatever batches they came in."""
         sink = io.BytesIO()
         with pa.ipc.new_stream(sink, self.schema, options=_STREAM) as writer:
             writer.write_batch(pa.concat_batches(batches))
@@ -81,7 +86,7 @@ class ParquetRows:
 
 
 def row_bytes(rows: pa.RecordBatch) -> Ints:
-    """How many bytes the values of each row take."""
+    """Return how many bytes the values of each row take."""
     found = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
         found += _value_bytes(column)
@@ -89,7 +94,7 @@ def row_bytes(rows: pa.RecordBatch) -> Ints:
 
 
 def parquet_file(payloads: Iterable[bytes], options: dict[str, str]) -> bytes:
-    """One Parquet file of Arrow streams; raise Corrupt when one is none."""
+    """Return one Parquet file of Arrow streams; raise Corrupt when one is damaged."""
     sink = io.BytesIO()
     writer: pq.ParquetWriter | None = None
     for table in _row_groups(payloads):
@@ -102,15 +107,15 @@ def parquet_file(payloads: Iterable[bytes], options: dict[str, str]) -> bytes:
 
 
 def _row_groups(payloads: Iterable[bytes]) -> Iterator[pa.Table]:
-    """Neighbouring streams together, as far as a row group should go."""
+    """Yield tables of consecutive streams, each about as large as a row group should be."""
     waiting: list[pa.Table] = []
     for payload in payloads:
         try:
             waiting.append(pa.ipc.open_stream(payload).read_all())
         except (pa.ArrowInvalid, OSError) as error:
             raise Corrupt("a payload of the spool is no Arrow stream; encode it again") from error
-        held = sum(each.nbytes for each in waiting)
-        if held >= _ROW_GROUP_BYTES or sum(each.num_rows for each in waiting) >= _ROW_GROUP_ROWS:
+        nbytes, rows = sum(table.nbytes for table in waiting), sum(table.num_rows for table in waiting)
+        if nbytes >= _ROW_GROUP_BYTES or rows >= _ROW_GROUP_ROWS:
             yield pa.concat_tables(waiting)
             waiting = []
     if waiting:
@@ -131,16 +136,10 @@ def _timestamps(commits: Ints) -> pa.Array:
     return pa.array((commits >> LOGICAL_BITS) * _MICROSECONDS).cast(pa.timestamp("us", tz="UTC"))
 
 
-BATCH_ROWS = 64 * 1024
-_DECODED_KINDS = pa.array(["insert", "delete", "update_preimage", "update_postimage"])
-_OPS = pa.array([OP_INSERT, OP_DELETE, OP_DELETE, OP_INSERT])
-_HALVES = pa.array([False, False, True, True])
-
-
 def decode(
     stream: pa.NativeFile, table: TableInfo, *, batch_rows: int = BATCH_ROWS
 ) -> Iterator[DecodedChanges]:
-    """The changes of a file, a batch at a time.
+    """Yield the changes of a file, a batch at a time.
 
     Raises Corrupt when it is no such file, Invalid when its columns are not those of the schema file.
     """
@@ -155,13 +154,13 @@ def decode(
             f"it has no column {missing[0]}; give the URI of the directory that it was written into"
         )
     batches = file.iter_batches(batch_rows, columns=wanted)
-    return paired(_halves(batch, schema) for batch in batches)
+    return pair_halves(_halves(batch, schema) for batch in batches)
 
 
 def _halves(batch: pa.RecordBatch, schema: pa.Schema) -> Halves:
-    kinds = pc.index_in(batch.column(CHANGE_TYPE), _DECODED_KINDS)
+    kinds = pc.index_in(batch.column(CHANGE_TYPE), _KINDS)
     if kinds.null_count:
-        raise Corrupt("a row has a change type that is none; keep the file")
+        raise Corrupt("a row has an unknown change type; keep the file")
     rows = batch.select(schema.names).cast(schema)
     commit_ts = batch.column(COMMIT_VERSION).cast(pa.uint64())
     return DecodedChanges(_OPS.take(kinds), commit_ts, rows, no_old(rows)), _HALVES.take(kinds)

@@ -1,11 +1,10 @@
-"""Changes of rows in the order in which they are written: what every format encodes.
+"""Changes of rows in the order in which every format writes them. `Pairing` makes them of both sides. Pure.
 
-The two sides of changes put together: which row became which, and in what order they are written. Pure.
-
-Changes are ordered by (commit_ts, handle). A reader knows a row by its primary key, so an update that changes
-the key while the handle stays is a delete and an insert, in every format. Where keys can go from one row to
-another, the deletes of a commit come before the rest of it, so that a key is free when it is taken. Elsewhere
-('a' to 'a ' under a collation that pads) no other row can have the key, and the insert follows its delete.
+Changes are ordered by (commit_ts, handle). A reader identifies a row by its primary key. So an update that
+changes the key while the handle stays is a delete and an insert, in every format. Where keys can go from one
+row to another, the deletes of a commit come before the rest of it, so that a key is free when another row
+gets it. Elsewhere ('a' to 'a ' under a collation that pads) no other row can have the key, and the insert
+follows its delete.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,17 +24,19 @@ from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind, TableInfo
 
 INSERT, UPDATE, DELETE = 0, 1, 2
+_INT_HANDLE_BYTES = 8
 
 Mask = npt.NDArray[np.bool_]
 Kinds = npt.NDArray[np.int8]
+Keep = Callable[[pa.RecordBatch], Mask]
 
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """Some changes. `rows` has the row after each, or the one that a delete ended.
+    """Changes in order. `rows` has the row after each change, or the row that a delete ended.
 
-    `old` has the rows before the updates. Of rows that `known` does not mark, only
-    the primary key is known: they were deleted.
+    `old` has the rows before the updates. Where `known` is false, the row was deleted and only its primary
+    key is known.
     """
 
     kinds: Kinds
@@ -51,23 +52,23 @@ class RowChanges:
 
     @property
     def updates(self) -> Mask:
-        """Which of them are updates."""
+        """Which changes are updates."""
         mask: Mask = self.kinds == UPDATE
         return mask
 
     @property
     def followed(self) -> Mask:
-        """Deletes whose row comes back, with another key, in the change behind them."""
+        """Which changes are deletes whose row comes back, with another key, in the next change."""
         mask = np.zeros(len(self), np.bool_)
         mask[:-1] = (self.kinds[:-1] == DELETE) & (self.kinds[1:] == INSERT)
         mask[:-1] &= self.commit_ts[:-1] == self.commit_ts[1:]
         at = np.flatnonzero(mask)
         if len(at):
-            mask[at] = np.asarray(pc.equal(taken(self.handles, at), taken(self.handles, at + 1)))
+            mask[at] = np.asarray(pc.equal(take_cells(self.handles, at), take_cells(self.handles, at + 1)))
         return mask
 
     def slice(self, start: int, stop: int) -> "RowChanges":
-        """Those in [start, stop); nothing is copied."""
+        """Return the changes in [start, stop); nothing is copied."""
         before, inside = int(self.updates[:start].sum()), int(self.updates[start:stop].sum())
         return RowChanges(
             self.kinds[start:stop],
@@ -80,56 +81,52 @@ class RowChanges:
         )
 
     def where(self, mask: Mask) -> "RowChanges":
-        """Some of them."""
+        """Return the changes where the mask is true."""
         places = np.flatnonzero(mask)
         return RowChanges(
             self.kinds[places],
             self.commit_ts[places],
-            taken(self.handles, places),
+            take_cells(self.handles, places),
             self.known[places],
-            taken_rows(self.rows, places),
-            taken_rows(self.old, np.flatnonzero(mask[self.updates])),
+            take_rows(self.rows, places),
+            take_rows(self.old, np.flatnonzero(mask[self.updates])),
             self.snapshot,
         )
 
     def pieces(self, rows_max: int, bytes_max: int) -> Iterator["RowChanges"]:
-        """All of them in order, a limited part at a time."""
+        """Yield all changes in order, at most so many rows and about so many bytes at a time."""
         nbytes = self.rows.nbytes + self.old.nbytes
         step = max(1, min(rows_max, len(self) * bytes_max // max(1, nbytes)))
         for start in range(0, len(self), step):
             yield self.slice(start, min(len(self), start + step))
 
 
-def taken(cells: pa.Array, places: Ints) -> pa.Array:
-    """Some cells of a column."""
+def take_cells(cells: pa.Array, places: Ints) -> pa.Array:
+    """Return the cells of a column at these places."""
     return pc.take(cells, pa.array(places), boundscheck=False)
 
 
-def taken_rows(rows: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
-    """Some rows; column by column, because Arrow takes twice as long for a batch."""
+def take_rows(rows: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
+    """Return the rows at these places. It goes column by column: Arrow takes twice as long for a batch."""
     if len(places) == rows.num_rows and np.array_equal(places, np.arange(len(places))):
         return rows
     if not rows.num_columns:
         return rows.slice(0, len(places))
-    return pa.RecordBatch.from_arrays([taken(each, places) for each in rows.columns], schema=rows.schema)
-
-
-_INT_HANDLE_BYTES = 8
-
-Keep = Callable[[pa.RecordBatch], Mask]
+    columns = [take_cells(column, places) for column in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def keys_move(table: TableInfo) -> bool:
-    """Whether a primary key may go from one row to another, since it is not what the handle says."""
+    """Return whether a primary key may go from one row to another, because the handle does not follow it."""
     return bool(table.primary_key) and table.handle_kind is HandleKind.ROWID
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """How batches of changes of a table become row changes.
+    """Makes row changes of batches of a table's changes.
 
-    `columns` are shown of each row, `reads` those and what `keep` looks at. `keep` says which rows there are
-    for the reader; None: all of them.
+    `columns` are written of each row; `reads` are these and the ones that `keep` needs. `keep` says which
+    rows exist for the reader; None: all of them.
     """
 
     table: TableInfo
@@ -138,12 +135,12 @@ class Pairing:
     keep: Keep | None = None
 
     def of(self, batches: Sequence[ChangeBatch], after: Position, *, snapshot_ts: int = 0) -> RowChanges:
-        """The changes of whole commits, without those that are not after a position.
+        """Return the changes of whole commits that are after a position.
 
-        With `snapshot_ts` they are rows of a snapshot: inserts of that time.
+        With `snapshot_ts` they are the rows of a snapshot: inserts at that time.
         """
-        ends = pa.concat_batches([each.tombstones for each in batches])
-        begins = pa.concat_batches([each.data for each in batches])
+        ends = pa.concat_batches([batch.tombstones for batch in batches])
+        begins = pa.concat_batches([batch.data for batch in batches])
         old, known = self._old(ends)
         new = begins.select(self.reads)
         sides = _Sides(
@@ -153,13 +150,13 @@ class Pairing:
         )
         changes = sides.changes(after)
         if self.keep is not None:
-            changes = changes.kept(self.keep(old) | ~known, self.keep(new))
+            changes = changes.keep_sides(self.keep(old) | ~known, self.keep(new))
         if not key_follows_handle(self.table):
             changes = changes.split(self._other_keys(changes, old, new), deletes_first=keys_move(self.table))
-        return self._gathered(changes, sides, old, known, new, snapshot=bool(snapshot_ts))
+        return self._gather(changes, sides, old, known, new, snapshot=bool(snapshot_ts))
 
     def _old(self, ends: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
-        """The rows that ended, and whether more than their keys is known."""
+        """Return the rows that ended, and whether more than their keys is known."""
         if not ends.num_rows:
             return pa.RecordBatch.from_pylist([], self._schema), np.ones(0, np.bool_)
         held = ends.column(OLD)
@@ -177,16 +174,16 @@ class Pairing:
         return pa.schema([table.field(name) for name in self.reads])
 
     def _other_keys(self, changes: "_Changes", old: pa.RecordBatch, new: pa.RecordBatch) -> Mask:
-        """Which updates give their row another primary key, as it is written."""
+        """Return which updates give their row another primary key, compared as it is written."""
         other = np.zeros(len(changes.commits), np.bool_)
         at = np.flatnonzero((changes.ends >= 0) & (changes.begins >= 0))
         for column in self.table.primary_key:
-            before = taken(old.column(column.name), changes.ends[at])
-            after = taken(new.column(column.name), changes.begins[at])
+            before = take_cells(old.column(column.name), changes.ends[at])
+            after = take_cells(new.column(column.name), changes.begins[at])
             other[at] |= ~truths(pc.equal(_as_written(before), _as_written(after)))
         return other
 
-    def _gathered(
+    def _gather(
         self,
         changes: "_Changes",
         sides: "_Sides",
@@ -199,6 +196,7 @@ class Pairing:
         begun = changes.begins >= 0
         both = begun & (changes.ends >= 0)
         kinds = np.where(both, UPDATE, np.where(begun, INSERT, DELETE)).astype(np.int8)
+        # Ended rows come first in `handles` and `rows`, so that a begun row is `sides.ends` places later.
         place = np.where(begun, changes.begins + sides.ends, changes.ends)
         old, new = old.select(self.columns), new.select(self.columns)
         rows = pa.concat_batches([old, new]) if old.num_rows else new
@@ -206,17 +204,17 @@ class Pairing:
         return RowChanges(
             kinds,
             changes.commits,
-            taken(sides.handles, place),
+            take_cells(sides.handles, place),
             whole[place],
-            taken_rows(rows, place),
-            taken_rows(old, changes.ends[both]),
+            take_rows(rows, place),
+            take_rows(old, changes.ends[both]),
             snapshot,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Where the sides of each change are; -1: it has none there."""
+    """Where each change is among the rows that ended and those that began; -1: it has no such side."""
 
     commits: Ints
     ends: Ints
@@ -227,9 +225,9 @@ class _Changes:
             return self
         return _Changes(self.commits[mask], self.ends[mask], self.begins[mask])
 
-    def kept(self, ends: Mask, begins: Mask) -> "_Changes":
-        """Without sides that are not wanted, and changes that have no side left."""
-        lasting_ends = np.append(ends, False)[self.ends]  # -1 is the last
+    def keep_sides(self, ends: Mask, begins: Mask) -> "_Changes":
+        """Return the changes with only these sides, without changes that have no side left."""
+        lasting_ends = np.append(ends, False)[self.ends]  # -1 is the appended place: no side stays no side
         lasting_begins = np.append(begins, False)[self.begins]
         left = _Changes(
             self.commits, np.where(lasting_ends, self.ends, -1), np.where(lasting_begins, self.begins, -1)
@@ -237,7 +235,10 @@ class _Changes:
         return left.where(lasting_ends | lasting_begins)
 
     def split(self, split: Mask, *, deletes_first: bool) -> "_Changes":
-        """With some updates as a delete and an insert; `deletes_first`: those of a commit before the rest."""
+        """Return the changes with some updates as a delete and an insert.
+
+        `deletes_first`: the deletes of a commit come before the rest of it.
+        """
         if not deletes_first and not split.any():
             return self
         both = (self.ends >= 0) & (self.begins >= 0)
@@ -256,14 +257,14 @@ class _Changes:
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """Rows that ended, then rows that began: when, and which rows they are."""
+    """Commits and handles of the rows that ended, then of those that began; `ends` counts the first."""
 
     commits: Ints
     handles: pa.Array
     ends: int
 
     def changes(self, after: Position) -> _Changes:
-        """Both sides of each row at each time together, in order."""
+        """Return the changes after a position in order, each with both sides of a row at a commit."""
         wanted = self._after(after)
         ranks = _ranks(self.handles)
         order = self._order(ranks)
@@ -283,7 +284,7 @@ class _Sides:
         )
 
     def _order(self, ranks: npt.NDArray[np.unsignedinteger]) -> Ints:
-        """By time and handle, of one change the end first, as it is already."""
+        """Return the places by commit and handle. Sorts are stable: of one change the ended row is first."""
         rising = (self.commits[1:] > self.commits[:-1]) | (
             (self.commits[1:] == self.commits[:-1]) & (ranks[1:] >= ranks[:-1])
         )
@@ -308,14 +309,14 @@ def _commits(side: pa.RecordBatch, snapshot_ts: int = 0) -> Ints:
 
 
 def _as_written(cells: pa.Array) -> pa.Array:
-    """Cells that are equal when their texts are: -0.0 equals 0.0, and is written as -0."""
+    """Return cells that are equal when their texts are: -0.0 equals 0.0, but is written as -0."""
     if pa.types.is_floating(cells.type):
         return cells.view(pa.int64() if cells.type == pa.float64() else pa.int32())
     return cells
 
 
 def _ranks(handles: pa.Array) -> npt.NDArray[np.unsignedinteger]:
-    """Numbers in the order of handles, the same for equal ones."""
+    """Return numbers in the order of the handles, the same for equal handles."""
     held, bounds = content(handles)
     if (np.diff(bounds) == _INT_HANDLE_BYTES).all():
         return np.frombuffer(held, ">u8").astype(np.uint64)

@@ -1,9 +1,9 @@
-"""Which rows of a table a changefeed has: a SQL predicate, evaluated on whole batches.
+"""Which rows of a table a changefeed replicates: a SQL predicate, evaluated on whole batches.
 
-Understood are comparisons of columns and constants (=, <>, !=, <, <=, >, >=, <=>), IN, BETWEEN, LIKE, IS
-[NOT] NULL, IS [NOT] TRUE and FALSE, AND, OR, NOT and parentheses, with MySQL's quoting and SQL's unknown: a
-row of which the predicate is unknown is none of the changefeed's. Text compares by its characters, whatever
-its collation. Times are in UTC: a constant with an offset is converted to it.
+It understands comparisons of columns and constants (=, <>, !=, <, <=, >, >=, <=>), IN, BETWEEN, LIKE, IS
+[NOT] NULL, IS [NOT] TRUE and FALSE, AND, OR, NOT and parentheses, with MySQL's quoting. It has SQL's unknown:
+a row for which the predicate is unknown is not replicated. Text is compared by characters, whatever its
+collation. Times are in UTC: a constant with an offset is converted.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,14 +36,14 @@ _UNKNOWN = pa.scalar(None, pa.bool_())
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """A predicate on the rows of one table. `columns` are those that it looks at, by the table's names."""
+    """A predicate on the rows of one table. `columns` are those that it reads, by the table's names."""
 
     columns: tuple[str, ...]
     predicate: Evaluate
 
     @classmethod
     def of(cls, schema: SchemaVersion, where: str) -> "RowFilter | None":
-        """Understand a predicate; None for an empty one. Raises Invalid, in one line, for any other."""
+        """Compile a predicate; return None for an empty one. Raises Invalid, in one line, for a wrong one."""
         if not where.strip():
             return None
         try:
@@ -51,31 +51,32 @@ class RowFilter:
             predicate(pa.RecordBatch.from_pylist([], arrow_schema(schema.table)))
         except pa.ArrowException as error:
             raise Invalid(
-                f"row filter of {schema.name} compares what does not compare; give constants of their types"
+                f"row filter of {schema.name} has a constant that cannot be compared with its column; give a"
+                " constant of the column's type and range"
             ) from error
         return cls(columns, predicate)
 
     def keeps(self, rows: pa.RecordBatch) -> Mask:
-        """Which rows satisfy it for certain."""
-        found = self.predicate(rows)
-        if isinstance(found, pa.Scalar):
-            return np.full(rows.num_rows, bool(found.as_py()))
-        return truths(found)
+        """Return which rows satisfy the predicate; unknown counts as no."""
+        result = self.predicate(rows)
+        if isinstance(result, pa.Scalar):
+            return np.full(rows.num_rows, bool(result.as_py()))
+        return truths(result)
 
 
 def check_predicate(where: str) -> None:
-    """Raise Invalid for what is no predicate of any table."""
-    _parsed(where, "some tables")
+    """Raise Invalid for a text that is no SQL predicate; the columns are checked when a table is known."""
+    _parse(where, "some tables")
 
 
 def _compile(where: str, name: str, table: TableInfo) -> tuple[tuple[str, ...], Evaluate]:
     compiler = _Compiler(name, table)
-    predicate = compiler.predicate(_parsed(where, name))
+    predicate = compiler.predicate(_parse(where, name))
     return tuple(dict.fromkeys(compiler.columns)), predicate
 
 
 @lru_cache(maxsize=256)
-def _parsed(where: str, name: str) -> exp.Expr:
+def _parse(where: str, name: str) -> exp.Expr:
     try:
         return exp.condition(where, dialect="mysql")
     except (SqlglotError, ValueError, RecursionError) as error:
@@ -83,7 +84,7 @@ def _parsed(where: str, name: str) -> exp.Expr:
 
 
 class _Family(Enum):
-    """What compares with each other."""
+    """The kinds of values; only values of one kind can be compared."""
 
     NUMBER = "a number"
     TEXT = "text"
@@ -97,7 +98,7 @@ class _Family(Enum):
 class _Operand:
     family: _Family
     value: Evaluate
-    constant: Any = None  # as it was written, if it is one
+    constant: Any = None  # its text, if it is a constant text
 
 
 _COMPARISONS: Mapping[type[exp.Expr], Callable[[Any, Any], Any]] = {
@@ -124,11 +125,11 @@ _UNDERSTOOD: Mapping[type[exp.Expr], frozenset[str]] = {
     exp.Cast: frozenset({"this", "to", "_type"}),
     exp.Null: frozenset(),
 }
-"""What is read of each kind of node: one that says more than that is refused."""
+"""The arguments that are read of each kind of node; a node with others is refused."""
 
 
 class _Compiler:
-    """Turns a parsed predicate into functions of Arrow, with everything refused that is not understood."""
+    """Compiles a parsed predicate to functions of Arrow; it refuses nodes that it does not understand."""
 
     def __init__(self, name: str, table: TableInfo) -> None:
         self._name = name
@@ -136,12 +137,12 @@ class _Compiler:
         self.columns: list[str] = []
 
     def predicate(self, node: exp.Expr) -> Evaluate:
-        """A node that is true, false or unknown of a row."""
+        """Compile a node that is true, false or unknown for a row."""
         self._check(node)
         if isinstance(node, exp.Paren):
             return self.predicate(node.this)
         if isinstance(node, exp.And | exp.Or):
-            return self._joined(node)
+            return self._join(node)
         if isinstance(node, exp.Not):
             inside = self.predicate(node.this)
             return lambda rows: pc.invert(inside(rows))
@@ -156,34 +157,34 @@ class _Compiler:
         if isinstance(node, exp.NullSafeEQ):
             return self._same(self._operand(node.this), self._operand(node.expression))
         if type(node) in _COMPARISONS:
-            return self._compared(type(node), self._operand(node.this), self._operand(node.expression))
+            return self._compare(type(node), self._operand(node.this), self._operand(node.expression))
         return self._truth(node)
 
     def _check(self, node: exp.Expr) -> None:
-        said = {name for name, value in node.args.items() if value}
-        if not said <= _UNDERSTOOD.get(type(node), frozenset()):
-            raise self._refused(node)
+        given = {name for name, value in node.args.items() if value}
+        if not given <= _UNDERSTOOD.get(type(node), frozenset()):
+            raise self._refusal(node)
 
-    def _refused(self, node: exp.Expr, hint: str = "") -> Invalid:
+    def _refusal(self, node: exp.Expr, hint: str = "") -> Invalid:
         what = " ".join(node.key.split())
         return Invalid(
             f"row filter of {self._name} has {what!r}, which is not supported"
             f"{hint}; use comparisons of columns and constants"
         )
 
-    def _joined(self, node: exp.And | exp.Or) -> Evaluate:
+    def _join(self, node: exp.And | exp.Or) -> Evaluate:
         join = pc.and_kleene if isinstance(node, exp.And) else pc.or_kleene
-        parts = [self.predicate(each) for each in node.flatten(unnest=False)]
+        parts = [self.predicate(part) for part in node.flatten(unnest=False)]
         return lambda rows: reduce(join, (part(rows) for part in parts))
 
     def _truth(self, node: exp.Expr) -> Evaluate:
-        """A number as a truth: it is none when it is zero."""
+        """Compile a number as a truth value: zero is false."""
         operand = self._operand(node)
         if operand.family is _Family.NOTHING:
             return lambda _: _UNKNOWN
         if operand.family is not _Family.NUMBER:
-            raise self._refused(node, " as a truth")
-        return self._compared(exp.NEQ, operand, _number(Decimal(0)))
+            raise self._refusal(node, " as a truth")
+        return self._compare(exp.NEQ, operand, _number(Decimal(0)))
 
     def _is(self, node: exp.Is) -> Evaluate:
         wanted = node.expression
@@ -194,31 +195,31 @@ class _Compiler:
             truth, positive = self.predicate(node.this), bool(wanted.this)
             check = _is_true if positive else _is_false
             return lambda rows: check(truth(rows))
-        raise self._refused(node)
+        raise self._refusal(node)
 
     def _between(self, node: exp.Between) -> Evaluate:
         value = self._operand(node.this)
-        low = self._compared(exp.GTE, value, self._operand(node.args["low"]))
-        high = self._compared(exp.LTE, value, self._operand(node.args["high"]))
+        low = self._compare(exp.GTE, value, self._operand(node.args["low"]))
+        high = self._compare(exp.LTE, value, self._operand(node.args["high"]))
         return lambda rows: pc.and_kleene(low(rows), high(rows))
 
     def _in(self, node: exp.In) -> Evaluate:
         if not node.expressions:
-            raise self._refused(node, " but with a list")
+            raise self._refusal(node, " but with a list")
         value = self._operand(node.this)
-        parts = [self._compared(exp.EQ, value, self._operand(each)) for each in node.expressions]
+        parts = [self._compare(exp.EQ, value, self._operand(item)) for item in node.expressions]
         return lambda rows: reduce(pc.or_kleene, (part(rows) for part in parts))
 
     def _like(self, node: exp.Like) -> Evaluate:
         value, pattern = self._operand(node.this), self._operand(node.expression)
         if value.family is not _Family.TEXT or not isinstance(pattern.constant, str):
-            raise self._refused(node, " but of text and a constant pattern")
+            raise self._refusal(node, " but of text and a constant pattern")
         if node.args.get("negate"):
             return lambda rows: pc.invert(pc.match_like(value.value(rows), pattern.constant))
         return lambda rows: pc.match_like(value.value(rows), pattern.constant)
 
     def _same(self, left: _Operand, right: _Operand) -> Evaluate:
-        equal = self._compared(exp.EQ, left, right)
+        equal = self._compare(exp.EQ, left, right)
 
         def evaluate(rows: pa.RecordBatch) -> Any:
             both = pc.and_(pc.is_null(left.value(rows)), pc.is_null(right.value(rows)))
@@ -226,26 +227,26 @@ class _Compiler:
 
         return evaluate
 
-    def _compared(self, kind: type[exp.Expr], left: _Operand, right: _Operand) -> Evaluate:
+    def _compare(self, kind: type[exp.Expr], left: _Operand, right: _Operand) -> Evaluate:
         left, right = self._alike(left, right), self._alike(right, left)
         if _Family.NOTHING in {left.family, right.family}:
             return lambda _: _UNKNOWN
         if left.family is not right.family or left.family is _Family.OTHER:
             raise Invalid(
                 f"row filter of {self._name} compares {left.family.value} with {right.family.value}; "
-                "give constants as the columns are"
+                "give constants of the columns' types"
             )
         compare = _COMPARISONS[kind]
         return lambda rows: compare(left.value(rows), right.value(rows))
 
     def _alike(self, operand: _Operand, other: _Operand) -> _Operand:
-        """A constant text as what it is compared with."""
+        """Return a constant text as a value of the kind that it is compared with."""
         if not isinstance(operand.constant, str) or other.family is operand.family:
             return operand
         if other.family is _Family.NUMBER:
-            return _number(self._parsed_number(operand.constant))
+            return _number(self._parse_number(operand.constant))
         if other.family is _Family.TIME:
-            return _constant(_Family.TIME, self._moment(operand.constant))
+            return _constant(_Family.TIME, self._parse_time(operand.constant))
         if other.family is _Family.BYTES:
             return _constant(_Family.BYTES, pa.scalar(operand.constant.encode(), pa.binary()))
         return operand
@@ -257,9 +258,9 @@ class _Compiler:
         if isinstance(node, exp.Column):
             return self._column(node)
         if isinstance(node, exp.Literal):
-            return _text(str(node.this)) if node.is_string else _number(self._parsed_number(str(node.this)))
+            return _text(str(node.this)) if node.is_string else _number(self._parse_number(str(node.this)))
         if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
-            return _number(-self._parsed_number(str(node.this.this)))
+            return _number(-self._parse_number(str(node.this.this)))
         if isinstance(node, exp.Boolean):
             return _number(Decimal(int(node.this)))
         if isinstance(node, exp.Null):
@@ -271,8 +272,8 @@ class _Compiler:
             and isinstance(node.this, exp.Literal)
             and node.to.this.name in _TIME_CASTS
         ):
-            return _constant(_Family.TIME, self._moment(str(node.this.this)))
-        raise self._refused(node)
+            return _constant(_Family.TIME, self._parse_time(str(node.this.this)))
+        raise self._refusal(node)
 
     def _column(self, node: exp.Column) -> _Operand:
         if node.table and node.table.lower() != self._table.name.lower():
@@ -286,16 +287,16 @@ class _Compiler:
             return _Operand(family, lambda rows: rows.column(name).cast(pa.float64()))
         return _Operand(family, lambda rows: rows.column(name))
 
-    def _parsed_number(self, text: str) -> Decimal:
+    def _parse_number(self, text: str) -> Decimal:
         try:
             return Decimal(text)
         except InvalidOperation:
             raise Invalid(
-                f"row filter of {self._name} compares a number with text that is none; write a number"
+                f"row filter of {self._name} compares a number with a text that is no number; write a number"
             ) from None
 
-    def _moment(self, text: str) -> pa.Scalar:
-        """A constant time. As in MySQL, one with an offset is brought to the session's zone, here UTC."""
+    def _parse_time(self, text: str) -> pa.Scalar:
+        """Parse a constant time. As in MySQL, an offset is converted to the session's zone, here UTC."""
         try:
             moment = datetime.fromisoformat(text)
             if moment.tzinfo is not None:
@@ -303,7 +304,7 @@ class _Compiler:
             return pa.scalar(moment, pa.timestamp("us"))
         except (ValueError, OverflowError):
             raise Invalid(
-                f"row filter of {self._name} has a time that is none;"
+                f"row filter of {self._name} has a text that is no time;"
                 " write 'YYYY-MM-DD[ HH:MM:SS[.ffffff][+HH:MM]]'"
             ) from None
 

@@ -1,6 +1,6 @@
-"""What a directory holds, told by its paths alone: schema files, and stretches of data files. Pure.
+"""What a directory holds, by its paths alone: schema files and sequences of data files. Pure.
 
-Which table a RENAME was of, told by the statement. Pure.
+`old_name` finds in a RENAME statement what a table was called before.
 """
 
 import re
@@ -16,8 +16,8 @@ Root = str
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaFound:
-    """A schema file."""
+class SchemaEntry:
+    """A schema file, by its path."""
 
     path: str
     root: Root
@@ -26,8 +26,8 @@ class SchemaFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """The files of one dispatcher in one folder, by number; their order is that of their changes."""
+class FileSequence:
+    """The files of one dispatcher in one folder, by number; their order is the order of their changes."""
 
     index_path: str
     folder: Folder
@@ -36,68 +36,68 @@ class Stretch:
 
     @property
     def root(self) -> Root:
-        """The table that it belongs to."""
+        """The root of the table that the files belong to."""
         return table_root(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All of it."""
+    """Everything that a directory holds of a changefeed."""
 
-    schemas: tuple[SchemaFound, ...]
-    stretches: tuple[Stretch, ...]
+    schemas: tuple[SchemaEntry, ...]
+    sequences: tuple[FileSequence, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """Reads listings of directories that were laid out with these options."""
+class DirectoryLayout:
+    """The options by which a directory is laid out; it sorts the paths of such directories."""
 
     date_separator: DateSeparator = "day"
     table_id_as_path: bool = False
 
-    def of(self, paths: Iterable[str]) -> Listing:
-        """Sort a directory's paths; raise Invalid when it was laid out with other options."""
-        schemas: list[SchemaFound] = []
+    def sort_paths(self, paths: Iterable[str]) -> Listing:
+        """Sort a directory's paths; raise Invalid when the directory is laid out with other options."""
+        schemas: list[SchemaEntry] = []
         files: dict[tuple[str, str], dict[int, str]] = {}
         indexes: list[str] = []
         for path in paths:
             if path.endswith(".index"):
                 indexes.append(path)
             elif schema := layout.parse_schema_path(path, table_id_as_path=self.table_id_as_path):
-                schemas.append(SchemaFound(path, schema_root(schema), schema.version, schema.checksum))
+                schemas.append(SchemaEntry(path, schema_root(schema), schema.version, schema.checksum))
             elif found := layout.parse_file_name(path.rpartition("/")[2]):
                 folder = path.rpartition("/")[0]
                 files.setdefault((folder, found.dispatcher_id), {})[found.number] = path
-        return Listing(tuple(schemas), tuple(self._stretch(path, files) for path in indexes))
+        return Listing(tuple(schemas), tuple(self._sequence(path, files) for path in indexes))
 
-    def _stretch(self, path: str, files: dict[tuple[str, str], dict[int, str]]) -> Stretch:
+    def _sequence(self, path: str, files: dict[tuple[str, str], dict[int, str]]) -> FileSequence:
         found = layout.parse_index_path(
             path, date_separator=self.date_separator, table_id_as_path=self.table_id_as_path
         )
         if found is None:
             raise Invalid(
-                f"index file {path} is not where one belongs; give date-separator and use-table-id-as-path"
+                f"index file {path} is in an unexpected folder; give date-separator and use-table-id-as-path"
                 " as the sink had them, and the URI of the sink's own directory"
             )
         folder = path.removesuffix(f"/meta/{path.rpartition('/')[2]}")
         own = files.get((folder, found.dispatcher_id), {})
-        return Stretch(path, found.folder, found.dispatcher_id, own)
+        return FileSequence(path, found.folder, found.dispatcher_id, own)
 
 
 def table_root(folder: Folder) -> Root:
-    """The root of the table that a folder belongs to."""
+    """Return the root of the table that a folder belongs to."""
     return str(folder.table_id) if folder.table_id else name_root(folder.schema, folder.table)
 
 
 def schema_root(path: SchemaPath) -> Root:
-    """The root of the table, or the database, that a schema file is of."""
+    """Return the root of the table, or the database, of a schema file."""
     if path.table_id:
         return str(path.table_id)
     return name_root(path.schema, path.table) if path.table else layout.escape(path.schema)
 
 
 def name_root(database: str, table: str) -> Root:
-    """The root of a table by its name."""
+    """Return the root of a table of this name."""
     return f"{layout.escape(database)}/{layout.escape(table)}"
 
 
@@ -115,7 +115,7 @@ _ALTER = re.compile(
 
 
 def old_name(query: str, database: str, table: str) -> Name | None:
-    """What `database.table` was called before a RENAME; None when the statement does not tell.
+    """Return what `database.table` was called before a RENAME; None when the statement does not say it.
 
     Names without a database are in `database`.
     """

@@ -1,6 +1,6 @@
-"""The seam between the sink's decisions and whatever touches rows: Spark, or this process in simulations."""
+"""The seam between the sink's decisions and the engine that touches rows: Spark, or this process."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,12 +8,12 @@ from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.follow.slices import Position, Slice
 
 Traced = tuple[tuple[int, int], ...]
-"""Transactions that are traced, by commit timestamp, and how many rows each has somewhere."""
+"""The commit timestamps of traced transactions, and how many rows of each there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An encoded payload in the spool: the changes after `start` up to `end`. (segment, number) finds it."""
+    """An encoded payload in the spool: the changes after `start` up to `end`. Its key: segment, number."""
 
     segment: int
     number: int
@@ -26,7 +26,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileWork:
-    """A file to write: its chunks in order, then the index that names it."""
+    """A file to write: its chunks in order, and the index that names it."""
 
     dispatcher_id: str
     chunks: tuple[Chunk, ...]
@@ -39,7 +39,7 @@ class FileWork:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What became of a FileWork. `error` is one line; empty when data and index are on the remote."""
+    """The outcome of a FileWork. `error` is one line; it is empty when data and index are on the remote."""
 
     data_path: str
     nbytes: int
@@ -48,7 +48,7 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class EncodeWork:
-    """A slice to encode, and how."""
+    """A slice to encode, and how to encode it."""
 
     slice: Slice
     options: EncoderOptions
@@ -58,21 +58,27 @@ class SinkEngine(Protocol):
     """Encodes slices into the spool and writes files out of it. The caller sees descriptors only.
 
     Several calls may be under way at once. A payload that is lost (an executor died) is encoded again from
-    the event store when it is needed, with the same rows. Calls raise a PenstockError when the work as a
+    the event store when it is needed, with the same rows. A call raises a PenstockError when the work as a
     whole cannot be done; nothing of it counts then.
     """
 
     async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
-        """Encode slices into one new segment of the spool: the chunks of each slice, in order.
+        """Encode slices into one new segment of the spool; return the chunks of each slice, in order.
 
-        A slice that has no rows (all were filtered out) gives no chunks.
+        A slice without rows (all were filtered out) has no chunks.
         """
 
-    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
-        """Write files, each data first, then index; one that fails does not stop the others."""
+    async def write(
+        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
+    ) -> list[WriteResult]:
+        """Write files, each data first, then index; one that fails does not stop the others.
+
+        `local_payloads` has the payloads of segments that this engine does not have, by their chunks'
+        numbers.
+        """
 
     async def release(self, segment: int) -> None:
-        """Forget a segment: none of its chunks is needed any more."""
+        """Forget a segment of which no chunk is needed any more."""
 
     async def close(self) -> None:
         """Forget all segments."""

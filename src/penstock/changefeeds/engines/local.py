@@ -1,12 +1,9 @@
-"""An engine in this process: what Spark does on executors, for work that is too small for a Spark job.
-
-Files of chunks written to the remote: data unless it is there, then the index that names it.
-"""
+"""An engine in this process, for work that is too small for a Spark job; how both engines write files."""
 
 import math
 import posixpath
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +11,7 @@ from itertools import count
 from typing import Literal
 
 from penstock.changefeeds.codecs.parquet import parquet_file
-from penstock.changefeeds.engines.encode import encode_part, tried_again
+from penstock.changefeeds.engines.encode import encode_part, retry_when_moved
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
 from penstock.errors import Corrupt, Invalid, PenstockError
 from penstock.eventloop import ThreadRunner
@@ -23,57 +20,13 @@ from penstock.object_storage import ObjectStorage, StorageRef
 _ERROR_CHARS_MAX = 500
 
 Payloads = Callable[[FileWork], Iterable[bytes]]
-
-
-def write_files(
-    files: Sequence[FileWork], payloads: Payloads, target: StorageRef, *, threads: int
-) -> list[WriteResult]:
-    """Write files, several at once; one that fails says so in what is returned, and does not stop the others.
-
-    `payloads` gives the payloads of a file's chunks in order, on the thread that writes the file. A file that
-    is there already with the same bytes was written by an earlier attempt; one with others is an error.
-    """
-    storage = target.open()
-    with ThreadPoolExecutor(max_workers=max(1, min(threads, len(files)))) as pool:
-        return list(pool.map(lambda file: _written(file, payloads, storage), files))
-
-
-def _written(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> WriteResult:
-    try:
-        return WriteResult(file.data_path, _write(file, payloads, storage))
-    except PenstockError as error:
-        return WriteResult(file.data_path, 0, _one_line(error))
-
-
-def _write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> int:
-    data = _content(file, payloads(file))
-    if not storage.create(file.data_path, data) and storage.read(file.data_path) != data:
-        raise Corrupt(
-            f"object {file.data_path} at {storage.url} is there with other content; "
-            "see that no other changefeed writes to this place"
-        )
-    storage.write(file.index_path, posixpath.basename(file.data_path).encode() + b"\n")
-    return len(data)
-
-
-def _content(file: FileWork, payloads: Iterable[bytes]) -> bytes:
-    if file.parquet:
-        return parquet_file(payloads, dict(file.parquet_options))
-    return b"".join((file.header, *payloads))
-
-
-def _one_line(error: PenstockError) -> str:
-    words = " ".join(str(error).split()) or type(error).__name__
-    return words[:_ERROR_CHARS_MAX]
-
-
 Step = Literal["encode", "write", "written", "release"]
 Hook = Callable[[Step], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much is encoded at most."""
+    """The most that is encoded in one job."""
 
     rows: float = math.inf
     nbytes: float = math.inf
@@ -81,7 +34,7 @@ class Bound:
 
 @dataclass(slots=True)
 class _Segment:
-    """The payloads of an encode job, by the numbers of its chunks, and how to make them again."""
+    """The payloads of an encode job, by the numbers of its chunks, and the work to make them again."""
 
     work: tuple[EncodeWork, ...]
     payloads: list[bytes] | None
@@ -89,11 +42,12 @@ class _Segment:
 
 
 class LocalEngine:
-    """Encodes and writes in threads; payloads stay in memory until their segment is released.
+    """Encodes and writes in threads of this process. Implements SinkEngine.
 
-    `at` is awaited before each step, and once more when files are on the remote and nobody knows it yet
-    (`written`): it may take time, fail, or never return. `lose` takes payloads away as a lost executor does.
-    `numbers` are those of its segments.
+    Payloads stay in memory until their segment is released. `numbers` gives the numbers of its segments. For
+    tests: `at` is awaited before each step, and once more when files are on the remote and the caller does
+    not know it yet (`written`); it may take time, fail, or never return. `lose` drops payloads as a lost
+    executor does.
     """
 
     def __init__(
@@ -114,51 +68,54 @@ class LocalEngine:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """Those that are held."""
+        """The segments that are not released."""
         return tuple(self._segments)
 
     @property
     def held_bytes(self) -> int:
-        """Payloads in memory."""
-        return sum(each.nbytes for each in self._segments.values() if each.payloads is not None)
+        """The bytes of all payloads in memory."""
+        return sum(segment.nbytes for segment in self._segments.values() if segment.payloads is not None)
 
     def lose(self, segment: int) -> None:
-        """Take the payloads away; they are encoded again when somebody needs them."""
+        """Drop the payloads of a segment; they are encoded again when they are needed."""
         self._segments[segment].payloads = None
 
     async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
-        """See Engine."""
+        """Encode slices into one new segment; return the chunks of each slice, in order."""
         chunks = await self.encode_up_to(work, Bound())
         assert chunks is not None, "there is no bound"
         return chunks
 
     async def encode_up_to(self, work: Sequence[EncodeWork], bound: Bound) -> list[list[Chunk]] | None:
-        """Encode slices, unless they turn out to have more than the bound: then None, and nothing is kept."""
+        """Encode slices; return None and hold nothing when they turn out to exceed the bound."""
         await self._reach("encode")
         number = next(self._numbers)
-        made = await self._threads.call(_encode, number, work, bound)
-        if made is None:
+        encoded = await self._threads.call(_encode, number, work, bound)
+        if encoded is None:
             return None
-        chunks, payloads = made
+        chunks, payloads = encoded
         if payloads:
             self._segments[number] = _Segment(tuple(work), payloads, sum(map(len, payloads)))
         return chunks
 
-    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
-        """See Engine."""
-        await self._reach("write")
-        written = await self._threads.call(
-            write_files, files, self._payloads, self._target, threads=self._writers
-        )
-        await self._reach("written")
-        return written
+    async def write(
+        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
+    ) -> list[WriteResult]:
+        """Write files of its own segments and of those in `local_payloads`."""
+        given = local_payloads or {}
 
-    def _payloads(self, file: FileWork) -> Iterator[bytes]:
-        for chunk in file.chunks:
-            yield self.payloads(chunk.segment)[chunk.number]
+        def payloads(file: FileWork) -> Iterator[bytes]:
+            for chunk in file.chunks:
+                segment = chunk.segment
+                yield (given[segment] if segment in given else self.payloads(segment))[chunk.number]
+
+        await self._reach("write")
+        results = await self._threads.call(write_files, files, payloads, self._target, threads=self._writers)
+        await self._reach("written")
+        return results
 
     def payloads(self, number: int) -> Sequence[bytes]:
-        """Those of a segment, by the numbers of their chunks; raises Invalid when it was released."""
+        """Return the payloads of a segment by their chunks' numbers; raise Invalid when it is released."""
         segment = self._segments.get(number)
         if segment is None:
             raise Invalid(
@@ -166,18 +123,18 @@ class LocalEngine:
             )
         with self._encoding_again:
             if segment.payloads is None:
-                made = _encode(number, segment.work, Bound())
-                assert made is not None, "there is no bound"
-                segment.payloads = made[1]
+                encoded = _encode(number, segment.work, Bound())
+                assert encoded is not None, "there is no bound"
+                segment.payloads = encoded[1]
             return segment.payloads
 
     async def release(self, segment: int) -> None:
-        """See Engine."""
+        """Forget a segment and its payloads."""
         await self._reach("release")
         self._segments.pop(segment, None)
 
     async def close(self) -> None:
-        """See Engine."""
+        """Forget all segments and end the threads."""
         self._segments.clear()
         self._threads.close()
 
@@ -189,18 +146,63 @@ class LocalEngine:
 def _encode(
     segment: int, work: Sequence[EncodeWork], bound: Bound
 ) -> tuple[list[list[Chunk]], list[bytes]] | None:
+    """Return the chunks of each slice and all payloads; None when they exceed the bound."""
     chunks: list[list[Chunk]] = []
     payloads: list[bytes] = []
     rows = nbytes = 0
-    for each in work:
+    for item in work:
         chunks.append([])
-        for part in range(len(each.slice.parts)):
-            for encoded in tried_again(partial(encode_part, each.slice, part, each.options)):
+        for part in range(len(item.slice.parts)):
+            for encoded in retry_when_moved(partial(encode_part, item.slice, part, item.options)):
                 size = len(encoded.payload)
                 rows, nbytes = rows + encoded.rows, nbytes + size
                 if rows > bound.rows or nbytes > bound.nbytes:
                     return None
-                place = encoded.start, encoded.end
-                chunks[-1].append(Chunk(segment, len(payloads), *place, encoded.rows, size, encoded.traced))
+                positions = encoded.start, encoded.end
+                chunk = Chunk(segment, len(payloads), *positions, encoded.rows, size, encoded.traced)
+                chunks[-1].append(chunk)
                 payloads.append(encoded.payload)
     return chunks, payloads
+
+
+def write_files(
+    files: Sequence[FileWork], payloads: Payloads, target: StorageRef, *, threads: int
+) -> list[WriteResult]:
+    """Write files, several at once: data first, then the index that names it.
+
+    A file that fails has an error in its result, and does not stop the others. `payloads` returns the
+    payloads of a file's chunks in order, on the thread that writes the file. A file that exists with the same
+    bytes was written by an earlier attempt; one with other bytes is an error.
+    """
+    storage = target.open()
+    with ThreadPoolExecutor(max_workers=max(1, min(threads, len(files)))) as pool:
+        return list(pool.map(lambda file: _try_write(file, payloads, storage), files))
+
+
+def _try_write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> WriteResult:
+    try:
+        return WriteResult(file.data_path, _write(file, payloads, storage))
+    except PenstockError as error:
+        return WriteResult(file.data_path, 0, _one_line(error))
+
+
+def _write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> int:
+    data = _content(file, payloads(file))
+    if not storage.create(file.data_path, data) and storage.read(file.data_path) != data:
+        raise Corrupt(
+            f"object {file.data_path} at {storage.url} exists with other content; "
+            "make sure that no other changefeed writes to this place"
+        )
+    storage.write(file.index_path, posixpath.basename(file.data_path).encode() + b"\n")
+    return len(data)
+
+
+def _content(file: FileWork, payloads: Iterable[bytes]) -> bytes:
+    if file.parquet:
+        return parquet_file(payloads, dict(file.parquet_options))
+    return b"".join((file.header, *payloads))
+
+
+def _one_line(error: PenstockError) -> str:
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words[:_ERROR_CHARS_MAX]

@@ -1,8 +1,6 @@
-"""What a changefeed needs of its sink and of the files there.
+"""The contract of a sink: `Sink` and its files, and the events that go through it.
 
-What travels between dispatchers, sink and engine: descriptors of rows, never the rows. No I/O.
-
-A mark in a dispatcher's queue: when it comes out at the far end, everything before it is on the remote.
+Events are descriptors of rows, never the rows; they do no I/O.
 """
 
 import asyncio
@@ -15,10 +13,10 @@ from penstock.follow.slices import Position, Slice, TableSpan
 
 
 class DmlEvent:
-    """A slice on its way, with its two acknowledgements. Each runs once, whoever calls it how often.
+    """A slice on its way to the remote, with two acknowledgements. Each runs once, also if called twice.
 
-    `post_enqueue`: the encoded payload is in the spool, so that the dispatcher may go on. `post_flush`: data
-    and index are on the remote; nothing else may move a checkpoint.
+    `post_enqueue`: the encoded payload is in the spool, so the dispatcher may go on. `post_flush`: data and
+    index are on the remote; nothing else may move a checkpoint.
     """
 
     def __init__(self, piece: Slice) -> None:
@@ -27,84 +25,33 @@ class DmlEvent:
         self._flushed: list[Callable[[], None]] | None = []
 
     def add_post_enqueue(self, call: Callable[[], None]) -> None:
-        """Call it when the event is in the spool."""
+        """Register a call for when the event is in the spool."""
         assert self._enqueued is not None, "the event is in the spool already"
         self._enqueued.append(call)
 
     def add_post_flush(self, call: Callable[[], None]) -> None:
-        """Call it when the event is on the remote."""
+        """Register a call for when the event is on the remote."""
         assert self._flushed is not None, "the event is on the remote already"
         self._flushed.append(call)
 
     def post_enqueue(self) -> None:
-        """The event is in the spool, and the spool has room for more."""
+        """Acknowledge that the event is in the spool, and that the spool has room for more."""
         calls, self._enqueued = self._enqueued, None
         for call in calls or ():
             call()
 
     def post_flush(self) -> None:
-        """All of the event is on the remote."""
+        """Acknowledge that all of the event is on the remote."""
         calls, self._flushed = self._flushed, None
         for call in calls or ():
             call()
 
 
-class Sink(Protocol):
-    """Where dispatchers send. Per dispatcher everything stays in order; the changefeed opens one per life.
-
-    `add_dml_event` acknowledges twice, by the event (see DmlEvent). After a failure, which `run` raises,
-    nothing is acknowledged any more and the calls for DDLs raise.
-    """
-
-    def add_dml_event(self, event: DmlEvent) -> None:
-        """Take a slice. Never blocks, no I/O."""
-
-    async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
-        """Return when everything that the dispatcher sent before is on the remote."""
-
-    async def write_block_event(self, event: DdlEvent) -> None:
-        """Write the files of a DDL. Doing it again changes nothing."""
-
-    @property
-    def told_ts(self) -> int:
-        """The newest checkpoint that consumers can read by this sink's doing; 0 before the first."""
-
-    def add_checkpoint_ts(self, ts: int) -> None:
-        """Tell consumers, in a moment, that everything up to it is there; `told_ts` says when it is done."""
-
-    async def remove_dispatcher(self, dispatcher_id: str) -> None:
-        """Forget one that has drained."""
-
-    async def run(self) -> None:
-        """Work until `close` or the first failure, which is raised."""
-
-    async def close(self) -> None:
-        """Write what is there, unless it failed; then release everything."""
-
-
-class SinkFiles(Protocol):
-    """The files of a changefeed, beside the sink. Blocking, for threads."""
-
-    location: str
-    """The place where they are."""
-
-    def check_unused(self) -> None:
-        """Raise Invalid when there are files of a changefeed already."""
-
-    def repair(self, pending: PendingFile) -> Position:
-        """Find out whether a file came to be, and finish it: where its dispatcher goes on."""
-
-    def forget(self, dispatcher_id: str) -> None:
-        """Look at the remote again before the dispatcher's next file."""
-
-    def write_checkpoint(self, ts: int) -> None:
-        """Write the checkpoint that consumers read."""
-
-
 class DrainMarker:
-    """Follows a dispatcher's events through shard, spool and writer, for the DDL at `commit_ts`.
+    """A marker in a dispatcher's queue, for the DDL at `commit_ts`.
 
-    Ends once: acknowledged, or failed with a reason. Any number may wait for it, before or after.
+    It follows the dispatcher's events through shard, spool and writer: when it is acknowledged, everything
+    before it is on the remote. It ends once, acknowledged or failed. Any number of tasks may wait for it.
     """
 
     def __init__(self, dispatcher: TableSpan, commit_ts: int, *, at: float) -> None:
@@ -120,16 +67,16 @@ class DrainMarker:
         """Whether it was acknowledged or has failed."""
         return self._ended.is_set()
 
-    def encoded(self, at: float) -> None:
-        """Everything before it is in the spool."""
+    def mark_encoded(self, at: float) -> None:
+        """Record that everything before it is in the spool."""
         self.encoded_at = at
 
     def acknowledge(self) -> None:
-        """Everything before it is on the remote."""
+        """End it: everything before it is on the remote."""
         self._ended.set()
 
     def fail(self, error: BaseException) -> None:
-        """Something before it will not get there; nothing happens to a marker that has ended."""
+        """End it with the reason why something before it is not written; a marker that has ended stays so."""
         if not self.ended:
             self._error = error
             self._ended.set()
@@ -139,3 +86,61 @@ class DrainMarker:
         await self._ended.wait()
         if self._error is not None:
             raise self._error
+
+
+QueueItem = DmlEvent | DrainMarker
+"""What goes through the sink in order, and is acknowledged when everything up to it is on the remote."""
+
+
+class Sink(Protocol):
+    """Where dispatchers send their events. Each run of a changefeed opens a sink of its own.
+
+    The events of a dispatcher stay in order. Each event is acknowledged twice: in the spool (`post_enqueue`)
+    and on the remote (`post_flush`). Delivery is at least once: after a restart the same slice may come
+    again. After a failure, which `run` raises, nothing is acknowledged any more, and the calls for DDLs
+    raise.
+    """
+
+    def add_dml_event(self, event: DmlEvent) -> None:
+        """Accept a slice. It never blocks and does no I/O."""
+
+    async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
+        """Return when everything that the dispatcher sent before is on the remote."""
+
+    async def write_block_event(self, event: DdlEvent) -> None:
+        """Write the files of a DDL. Repeating it changes nothing."""
+
+    @property
+    def published_ts(self) -> int:
+        """The newest checkpoint that this sink has published to consumers; 0 before the first."""
+
+    def add_checkpoint_ts(self, ts: int) -> None:
+        """Publish a checkpoint to consumers soon; `published_ts` shows when it is done."""
+
+    async def remove_dispatcher(self, dispatcher_id: str) -> None:
+        """Forget a dispatcher that has drained."""
+
+    async def run(self) -> None:
+        """Work until `close` or the first failure, which is raised."""
+
+    async def close(self) -> None:
+        """Write what was accepted, unless the sink has failed; then release everything."""
+
+
+class SinkFiles(Protocol):
+    """The files of a changefeed that are handled beside the sink. Calls block: run them in threads."""
+
+    location: str
+    """Where the files are."""
+
+    def check_unused(self) -> None:
+        """Raise Invalid when the location has files of a changefeed already."""
+
+    def repair(self, pending: PendingFile) -> Position:
+        """Find out whether a file was written, and complete it; return where its dispatcher goes on."""
+
+    def forget(self, dispatcher_id: str) -> None:
+        """Forget what is known of a dispatcher's files: its next file looks at the remote again."""
+
+    def write_checkpoint(self, ts: int) -> None:
+        """Write the checkpoint that consumers read."""

@@ -7,7 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.changefeeds.commands import create_changefeed, pause_changefeed, resume_changefeed, update_changefeed
+from penstock.changefeeds.commands import (
+    create_changefeed,
+    pause_changefeed,
+    resume_changefeed,
+    update_changefeed,
+)
 from penstock.changefeeds.model import (
     ChangefeedInfo,
     ChangefeedRecord,
@@ -324,7 +329,8 @@ async def test_of_two_that_choose_one_place_at_the_same_time_one_is_refused(stor
         wanted = parse_changefeed({"sink_uri": "memory:///chosen?protocol=csv"}, origin="a test")
         now_ts = await client.timestamp()
         creating = [
-            create_changefeed(ChangefeedStore(client), f"race{each}", wanted, now_ts=now_ts) for each in range(4)
+            create_changefeed(ChangefeedStore(client), f"race{each}", wanted, now_ts=now_ts)
+            for each in range(4)
         ]
         outcomes = await asyncio.gather(*creating, return_exceptions=True)
         refused = [each for each in outcomes if isinstance(each, Invalid)]
@@ -337,17 +343,17 @@ async def test_at_another_place_nothing_that_was_kept_of_the_former_counts(store
         await feeds.create(info("moved", snapshot=True))
         run = await feeds.acquire("moved", "a", ttl_s=LONG_S)
         assert await run.location() == ""
-        await run.begin_at("old", anew=True)
+        await run.begin_at("old", is_new=True)
         assert (await feeds.get("moved")).status.location_ts == 99
         await run.change_dispatchers([kept(1), kept(2)], [], ddl_ts=300)
         await run.begin_files([pending(kept(1), 1)])
         await run.keep_checkpoint(250)
         assert (await feeds.get("moved")).begins_with_rows
-        await run.begin_at("new", anew=True)
+        await run.begin_at("new", is_new=True)
         assert await run.dispatchers() == []
         assert (await run.location(), await run.ddl_ts(), await run.checkpoint_ts()) == ("new", 250, 250)
         feed = await feeds.get("moved")
         assert (feed.begins_with_rows, feed.start_ts) == (False, 250)
         await run.change_dispatchers([kept(1)], [])
-        await run.begin_at("newer", anew=False)
+        await run.begin_at("newer", is_new=False)
         assert await run.dispatchers() == [kept(1)], "only its name was unknown"

@@ -83,8 +83,8 @@ def test_a_bucket_is_read_by_the_uri_that_wrote_it(
 @pytest.mark.parametrize(
     ("more", "options", "message"),
     [
-        ("/nowhere", {}, "is not there"),
-        ("/meta?protocol=csv", {}, "is not there"),
+        ("/nowhere", {}, "does not exist"),
+        ("/meta?protocol=csv", {}, "does not exist"),
         ("?protocol=avro", {}, "protocol = 'avro' is refused"),
         ("?protcol=csv", {}, "did you mean protocol"),
         ("?use-table-id-as-path=true", {}, "use-table-id-as-path as the sink had"),
@@ -111,4 +111,4 @@ def test_what_cannot_work_is_refused_in_one_line(
 
 def test_an_output_that_is_none_is_refused() -> None:
     with pytest.raises(Invalid, match="use lines or database"):
-        Into.named("nowhere")
+        Into.parse("nowhere")

@@ -187,7 +187,7 @@ def test_what_cannot_be_found_is_refused(directory: TicdcDirectory, db: Catalog)
     consumer.round(100)
     db.drop_table("shop.orders")
     directory.data("shop/orders/100", 1, change("INSERT", 1, "a", 110))
-    with pytest.raises(Invalid, match=r"table shop\.orders is not there"):
+    with pytest.raises(Invalid, match=r"table shop\.orders does not exist"):
         consumer.round(200)
     directory.storage.delete("shop/orders/100/2026-02-04/meta/CDC.index")
     directory.schema("shop/sold", 210, [ID, NOTE], query="RENAME TABLE shop.gone TO shop.sold", type=14)

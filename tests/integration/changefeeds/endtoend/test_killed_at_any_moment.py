@@ -25,6 +25,7 @@ from penstock.kv import Client
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.tables import Catalog
 from penstock.testing.directory import Replica
+from support.campaign import length
 from support.capture import CaptureProcess
 from support.command import ServiceProcess, penstock
 from support.s3server import SECRET, S3Bucket
@@ -36,7 +37,7 @@ from support.warmstore import WarmStore
 pytestmark = pytest.mark.timeout(600)
 
 SEED = os.environ.get("PENSTOCK_SEED", "6")
-KILLS = 3
+KILLS = length(1, 3)
 DEADLINE_S = 120.0
 LARGE = 400
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]

@@ -16,7 +16,7 @@ from penstock.changefeeds.sinks.storage.layout import (
 )
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
 from penstock.changefeeds.sinks.storage.remote_files import FilePaths, RemoteFiles
-from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_named
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_path
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
@@ -101,7 +101,7 @@ def test_a_table_lives_through_ddl_crashes_and_expiry(storage: ObjectStorage, op
     schemas = [path for path in listed if parse_schema_path(path)]
     assert len(schemas) == 3
     for path in schemas:
-        check_named(path, SchemaFile.from_json(storage.read(path) or b""))
+        check_path(path, SchemaFile.from_json(storage.read(path) or b""))
 
     checkpoint = decode_checkpoint(storage.read("metadata") or b"")
     assert FileCleanup(storage, options, lambda: checkpoint).clean() == 0, "all was written just now"

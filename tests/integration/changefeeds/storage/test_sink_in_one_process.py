@@ -124,7 +124,7 @@ async def test_files_that_nobody_knows_of_yet_are_not_acknowledged(tmp_path: Pat
     world = World(tmp_path / "remote", table, file_size=1 << 20)
     world.faults.failures["written"] = Unavailable("the driver died")
     running = world.run()
-    await world.settled()
+    await world.settle()
     world.send_all()
     drain = asyncio.ensure_future(world.drain_table())
     with pytest.raises(Unavailable, match="the driver died"):
@@ -143,7 +143,7 @@ async def test_a_step_that_fails_ends_the_sink(tmp_path: Path, table: TableWorld
     world = World(tmp_path / "remote", table)
     world.faults.failures[step] = Unavailable("an executor died")
     running = world.run()
-    await world.settled()
+    await world.settle()
     world.send_all()
     drain = asyncio.ensure_future(world.drain_table())
     with pytest.raises(Unavailable, match="an executor died"):
@@ -158,7 +158,7 @@ async def test_a_write_that_hangs_is_given_up_with_the_sink(tmp_path: Path, tabl
     world = World(tmp_path / "remote", table)
     world.faults.hanging = {"write"}
     running = world.run()
-    await world.settled()
+    await world.settle()
     world.send_all()
     await world.until(lambda: "write" in world.faults.reached)
     running.cancel()
@@ -178,7 +178,7 @@ async def test_latency_passes_with_the_clock(tmp_path: Path, table: TableWorld) 
         assert world.data_files() == []
         while not drain.done():
             world.clock.advance(30)
-            await world.settled()
+            await world.settle()
         await drain
     assert world.names() == EXPECTED
 

@@ -18,23 +18,20 @@ from support.enginefaults import EngineFaults
 from support.slices import slice_of
 from support.tableworld import START, TableWorld
 
-FAR_ROWS = 150  # of the table's 200
+SPARK_ROWS = 150  # of the table's 200
 OPTIONS = EncoderOptions(chunk_bytes=1_000)
 
 
-class Far(LocalEngine):
-    """Another engine in this process that stands for Spark: it has its own segments only."""
+class SparkDouble(LocalEngine):
+    """Another engine in this process in place of Spark: it has its own segments only."""
 
-    lent: Mapping[int, Sequence[bytes]]
+    local_payloads: Mapping[int, Sequence[bytes]]
 
     async def write(
-        self, files: Sequence[FileWork], lent: Mapping[int, Sequence[bytes]] | None = None
+        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
     ) -> list[WriteResult]:
-        self.lent = lent or {}
-        return await super().write(files)
-
-    def payloads(self, number: int) -> Sequence[bytes]:
-        return self.lent[number] if number in self.lent else super().payloads(number)
+        self.local_payloads = local_payloads or {}
+        return await super().write(files, local_payloads)
 
 
 class World:
@@ -46,20 +43,20 @@ class World:
         self.opened = 0
         numbers = count(1)
         self.faults = EngineFaults()
-        self.near = LocalEngine(target, numbers=numbers)
-        self.far = Far(target, at=self.faults, numbers=numbers)
-        self.engine = SizedEngine(self.near, self.open_far, **{"far_rows": FAR_ROWS, **more})
+        self.local = LocalEngine(target, numbers=numbers)
+        self.spark = SparkDouble(target, at=self.faults, numbers=numbers)
+        self.engine = SizedEngine(self.local, self.open_spark, **{"spark_rows": SPARK_ROWS, **more})
         table.flush()  # slices know how many rows objects have
-        middle = list(table.moments())[FAR_ROWS]
+        middle = list(table.moments())[SPARK_ROWS]
         self.large, self.small = (
             EncodeWork(slice_of(table, low, high), OPTIONS)
             for low, high in ((START, middle), (middle, table.ts))
         )
-        assert self.small.slice.rows < FAR_ROWS <= self.large.slice.rows
+        assert self.small.slice.rows < SPARK_ROWS <= self.large.slice.rows
 
-    def open_far(self) -> Far:
+    def open_spark(self) -> SparkDouble:
         self.opened += 1
-        return self.far
+        return self.spark
 
     async def encoded(self, work: EncodeWork) -> list[Chunk]:
         (chunks,) = await self.engine.encode([work])
@@ -89,19 +86,19 @@ async def test_few_rows_stay_here_and_many_do_not(tmp_path: Path, table: TableWo
     assert not (await world.engine.write([file_of("small", small)]))[0].error
     assert world.opened == 0, "what nobody needs is not started"
     large = await world.encoded(world.large)
-    assert world.near.segments == (small[0].segment,)
-    assert world.far.segments == (large[0].segment,)
+    assert world.local.segments == (small[0].segment,)
+    assert world.spark.segments == (large[0].segment,)
     together = await world.engine.encode([world.large, world.small])
-    assert world.near.segments == (small[0].segment,), "what is few rows by itself is many with the others"
+    assert world.local.segments == (small[0].segment,), "what is few rows by itself is many with the others"
     assert (len(together), world.opened) == (2, 1)
     await world.engine.close()
-    assert (world.near.segments, world.far.segments) == ((), ())
+    assert (world.local.segments, world.spark.segments) == ((), ())
 
 
 async def test_nothing_stays_here_when_that_is_what_was_asked_for(tmp_path: Path, table: TableWorld) -> None:
-    world = World(tmp_path, table, far_rows=0)
+    world = World(tmp_path, table, spark_rows=0)
     await world.encoded(world.small)
-    assert (len(world.near.segments), len(world.far.segments)) == (0, 1)
+    assert (len(world.local.segments), len(world.spark.segments)) == (0, 1)
     await world.engine.close()
 
 
@@ -109,22 +106,22 @@ async def test_what_turns_out_to_be_many_rows_does_not_stay_here(tmp_path: Path,
     world = World(tmp_path, table)
     unknown = replace(world.large, slice=replace(world.large.slice, rows=0, nbytes=0))  # no object has them
     chunks = await world.encoded(unknown)
-    assert (world.near.segments, world.near.held_bytes) == ((), 0)
-    assert world.far.segments == (chunks[0].segment,)
-    assert sum(chunk.rows for chunk in chunks) >= FAR_ROWS
+    assert (world.local.segments, world.local.held_bytes) == ((), 0)
+    assert world.spark.segments == (chunks[0].segment,)
+    assert sum(chunk.rows for chunk in chunks) >= SPARK_ROWS
     await world.engine.close()
 
 
 async def test_no_more_is_held_here_than_there_is_room(tmp_path: Path, table: TableWorld) -> None:
     world = World(tmp_path, table, held_bytes_max=1)
     first, second = await world.encoded(world.small), await world.encoded(world.small)
-    assert world.near.segments == (first[0].segment,)
-    assert world.far.segments == (second[0].segment,)
+    assert world.local.segments == (first[0].segment,)
+    assert world.spark.segments == (second[0].segment,)
     await world.engine.release(first[0].segment)
     await world.engine.release(second[0].segment)
-    assert (world.near.segments, world.far.segments) == ((), ())
+    assert (world.local.segments, world.spark.segments) == ((), ())
     await world.encoded(world.small)
-    assert len(world.near.segments) == 1
+    assert len(world.local.segments) == 1
     await world.engine.close()
 
 
@@ -138,7 +135,9 @@ async def test_files_are_the_same_whoever_has_their_chunks(tmp_path: Path, table
     ]
     written = await world.engine.write(files)
     assert [(each.data_path, each.error) for each in written] == [(file.data_path, "") for file in files]
-    assert list(world.far.lent) == [small[0].segment], "only what a file needs that has chunks of both"
+    assert list(world.spark.local_payloads) == [small[0].segment], (
+        "only what a file needs that has chunks of both"
+    )
     contents = [world.storage.read(name) for name in ("large.json", "both.json", "small.json")]
     assert b"".join(each or b"" for each in contents) == b"".join(payloads(world.large, world.small))
     assert world.storage.read("both.index") == b"both.json\n"

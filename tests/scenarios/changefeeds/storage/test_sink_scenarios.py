@@ -53,13 +53,13 @@ class Script:
         piece = slice_of(int(number), self.ts, sum(chosen), rows=len(chosen), schema=schema)
         event = Watched(piece, self.told)
         self.sizes[event.name] = chosen
-        self.ledger.arrive(event)
+        self.ledger.add(event)
 
     def drain(self, number: str) -> None:
         """A marker of a dispatcher."""
         marker = DrainMarker(dispatcher(int(number)), self.ts, at=self.clock.monotonic())
         self.markers[f"d{number}"] = marker
-        self.ledger.arrive(marker)
+        self.ledger.add(marker)
 
     def alter(self) -> None:
         """Events from now on have another schema version."""
@@ -83,7 +83,7 @@ class Script:
                 for size in self.sizes[event.name]:
                     made.append(Chunk(self.segment, len(made), Position(end.ts - 1), end, 1, size))
                 chunks.append(made)
-            self.ledger.encoded(job, chunks)
+            self.ledger.finish_encode(job, chunks)
 
     def wait(self, seconds: str) -> None:
         self.clock.advance(float(seconds))
@@ -99,7 +99,7 @@ class Script:
     def written(self, number: str) -> None:
         """The file of a dispatcher is on the remote."""
         task = self.files.pop(number)
-        self.ledger.written(task, task.nbytes)
+        self.ledger.finish_file(task, task.nbytes)
 
     def close(self) -> None:
         self.ledger.buffers.flush()

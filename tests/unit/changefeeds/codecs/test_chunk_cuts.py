@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from penstock.changefeeds.engines.encode import Chunking, Sizes
+from penstock.changefeeds.engines.encode import ChunkCutter, RowSizes
 
 Rows = list[tuple[int, int]]  # commit, bytes
 
@@ -20,14 +20,14 @@ def cut(
     never_inside: bool = False,
     followed: Sequence[int] = (),
 ) -> list[int]:
-    cuts = Chunking(chunk, commit, anywhere=anywhere, never_inside=never_inside)
+    cuts = ChunkCutter(chunk, commit, anywhere=anywhere, never_inside=never_inside)
     ends = [*(blocks or []), len(rows)]
     found: list[int] = []
     start = 0
     for end in ends:
         some = rows[start:end]
         whole = end == len(rows) or rows[end][0] != rows[end - 1][0]
-        sizes = Sizes(
+        sizes = RowSizes(
             np.array([r[1] for r in some], np.int64),
             np.array([r[0] for r in some], np.int64),
             np.array([number in followed for number in range(start, end)], np.bool_),

@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from penstock.changefeeds.codecs.encoder import encoder_of, extension_of, header_of
-from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
+from penstock.changefeeds.codecs.encoder import encoder_of, header_of
+from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions, file_extension
 from penstock.clock import compose_ts
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.define import define_table
@@ -89,7 +89,7 @@ def test_a_file_may_begin_with_the_names_of_its_fields() -> None:
 
 
 def test_files_are_named_by_what_is_in_them() -> None:
-    assert extension_of(EncoderOptions()) == ".json"
-    assert extension_of(EncoderOptions(protocol="csv", compression="gzip")) == ".csv.gz"
-    assert extension_of(EncoderOptions(protocol="debezium", compression="zstd")) == ".json.zst"
-    assert extension_of(EncoderOptions(protocol="parquet", compression="zstd")) == ".parquet"
+    assert file_extension("canal-json", "none") == ".json"
+    assert file_extension("csv", "gzip") == ".csv.gz"
+    assert file_extension("debezium", "zstd") == ".json.zst"
+    assert file_extension("parquet", "zstd") == ".parquet"

@@ -50,7 +50,7 @@ def test_the_same_file_again_is_fine_and_another_is_refused(target: StorageRef) 
     first = write_files([work()], payloads, target, threads=1)
     assert write_files([work()], payloads, target, threads=1) == first
     (other,) = write_files([work()], lambda _: [b"secret"], target, threads=1)
-    assert "is there with other content" in other.error
+    assert "exists with other content" in other.error
     assert "secret" not in other.error
     assert "\n" not in other.error
     assert target.open().read(work().data_path) == work().data_path.encode() + b"!"

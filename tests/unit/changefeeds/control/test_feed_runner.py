@@ -35,7 +35,7 @@ class Run:
         self._feeds = feeds
         self._id = feed_id
 
-    async def feed(self) -> ChangefeedRecord:
+    async def get_record(self) -> ChangefeedRecord:
         return self._feeds.all[self._id]
 
     async def keep_state(self, state: ChangefeedState, error: str = "") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.changefeeds.commands import create_feed, dump, update_feed
+from penstock.changefeeds.commands import create_changefeed, dump_settings, update_changefeed
 from penstock.changefeeds.model import ChangefeedInfo, ChangefeedRecord, ChangefeedStatus
 from penstock.changefeeds.sinks.storage.remote_files import check_unused
 from penstock.changefeeds.store import Check
@@ -24,7 +24,7 @@ class One:
 
     def __init__(self, *, uri: str = f"{PLACE}?protocol=csv", **settings: Any) -> None:
         wanted = parse_changefeed({"sink_uri": uri, **settings}, origin="a test")
-        info = ChangefeedInfo(id="feed", settings=dump(wanted), start_ts=1, stopped=True)
+        info = ChangefeedInfo(id="feed", settings=dump_settings(wanted), start_ts=1, stopped=True)
         self.feed = ChangefeedRecord(info, ChangefeedStatus.of_new(info))
         self.created: ChangefeedInfo | None = None
 
@@ -50,7 +50,7 @@ class One:
 
 async def create(feeds: One, uri: str, **settings: Any) -> None:
     wanted = parse_changefeed({"sink_uri": f"{uri}?protocol=csv", **settings}, origin="a test")
-    await create_feed(feeds, "other", wanted, now_ts=5)
+    await create_changefeed(feeds, "other", wanted, now_ts=5)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ async def test_files_of_one_place_are_all_alike(changes: dict[str, Any], named: 
     feeds = One()
     before = feeds.feed
     with pytest.raises(Invalid, match=f"{named} .* give it another place"):
-        await update_feed(feeds, "feed", changes)
+        await update_changefeed(feeds, "feed", changes)
     assert feeds.feed == before
 
 
@@ -82,7 +82,7 @@ async def test_files_of_one_place_are_all_alike(changes: dict[str, Any], named: 
 )
 async def test_another_place_may_have_other_files_and_one_place_other_tables(changes: dict[str, Any]) -> None:
     feeds = One()
-    await update_feed(feeds, "feed", changes)
+    await update_changefeed(feeds, "feed", changes)
     assert all(feeds.feed.info.settings[name] == value for name, value in changes.items())
 
 
@@ -92,14 +92,14 @@ LOSING = "?protocol=csv&quote=&null=NULL"
 async def test_what_could_not_be_read_back_is_not_begun() -> None:
     wanted = parse_changefeed({"sink_uri": f"file:///new{LOSING}"}, origin="a test")
     with pytest.raises(Invalid, match="could not be read back: null"):
-        await create_feed(One(), "another", wanted, now_ts=9)
+        await create_changefeed(One(), "another", wanted, now_ts=9)
     with pytest.raises(Invalid, match="could not be read back: null"):
-        await update_feed(One(), "feed", {"sink_uri": f"file:///new{LOSING}"})
+        await update_changefeed(One(), "feed", {"sink_uri": f"file:///new{LOSING}"})
 
 
 async def test_a_changefeed_from_before_the_check_keeps_what_it_has_in_its_place() -> None:
     feeds = One(uri=f"{PLACE}{LOSING}")
-    await update_feed(feeds, "feed", {"target_ts": 5})
+    await update_changefeed(feeds, "feed", {"target_ts": 5})
     assert feeds.feed.info.settings["target_ts"] == 5
 
 
@@ -129,9 +129,9 @@ async def test_a_bucket_of_another_server_is_another_place(endpoint: str, refuse
     )
     if refused:
         with pytest.raises(Invalid, match="a place of its own"):
-            await create_feed(feeds, "other", wanted, now_ts=5)
+            await create_changefeed(feeds, "other", wanted, now_ts=5)
     else:
-        await create_feed(feeds, "other", wanted, now_ts=5)
+        await create_changefeed(feeds, "other", wanted, now_ts=5)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_a_directory_that_a_changefeed_has_used_is_refused(tmp_path: Path,
     ):
         await create(feeds, f"file://{tmp_path}/used")
     with pytest.raises(Invalid, match="holds files of a changefeed already"):
-        await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/used?protocol=csv"})
+        await update_changefeed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/used?protocol=csv"})
     assert (feeds.created, feeds.feed) == (None, before)
 
 
@@ -183,9 +183,9 @@ async def test_folders_that_cannot_be_listed_do_not_make_a_directory_unusable(tm
 async def test_one_of_an_earlier_release_that_is_moved_keeps_which_place_it_leaves() -> None:
     feeds = One()
     feeds.feed = ChangefeedRecord(feeds.feed.info, replace(feeds.feed.status, location=None))
-    await update_feed(feeds, "feed", {"target_ts": 7})
+    await update_changefeed(feeds, "feed", {"target_ts": 7})
     assert feeds.feed.status.location is None
-    await update_feed(feeds, "feed", {"sink_uri": "file:///new?protocol=csv"})
+    await update_changefeed(feeds, "feed", {"sink_uri": "file:///new?protocol=csv"})
     assert feeds.feed.status.location == "file:///out"
 
 
@@ -195,23 +195,23 @@ async def test_a_move_can_be_taken_back_until_it_has_begun(tmp_path: Path) -> No
     (tmp_path / "was/metadata").touch()
     feeds = One(uri=was)
     feeds.feed = begun(feeds.feed, f"file://{tmp_path}/was")
-    await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/mistaken?protocol=csv"})
-    await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/worse?protocol=parquet"})
-    await update_feed(feeds, "feed", {"sink_uri": was})
+    await update_changefeed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/mistaken?protocol=csv"})
+    await update_changefeed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/worse?protocol=parquet"})
+    await update_changefeed(feeds, "feed", {"sink_uri": was})
     assert feeds.feed.info.settings["sink_uri"] == was
-    await update_feed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/new?protocol=csv"})
+    await update_changefeed(feeds, "feed", {"sink_uri": f"file://{tmp_path}/new?protocol=csv"})
     feeds.feed = begun(feeds.feed, f"file://{tmp_path}/new")
     with pytest.raises(Invalid, match="holds files of a changefeed already"):
-        await update_feed(feeds, "feed", {"sink_uri": was})
+        await update_changefeed(feeds, "feed", {"sink_uri": was})
 
 
 async def test_who_takes_a_move_back_takes_back_what_files_are_like() -> None:
     """Also where the storage is another machine's, so that nobody here sees the files."""
     feeds = One()
     feeds.feed = begun(feeds.feed, PLACE)
-    await update_feed(feeds, "feed", {"sink_uri": "file:///new?protocol=parquet"})
+    await update_changefeed(feeds, "feed", {"sink_uri": "file:///new?protocol=parquet"})
     with pytest.raises(Invalid, match=r"protocol .* give it another place"):
-        await update_feed(feeds, "feed", {"sink_uri": f"{PLACE}?protocol=parquet"})
+        await update_changefeed(feeds, "feed", {"sink_uri": f"{PLACE}?protocol=parquet"})
 
 
 def begun(feed: ChangefeedRecord, location: str) -> ChangefeedRecord:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.changefeeds.codecs.decoded_changes import row_dicts
 from penstock.changefeeds.codecs.decoder import FileOptions
-from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.listing import DirectoryLayout
 from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.directory.reader import Ddl, Delivery, DirectoryReader, TableVersion
 from penstock.changefeeds.sinks.storage.remote_files import blank_file
@@ -27,9 +27,9 @@ def directory(tmp_path: Path) -> TicdcDirectory:
 
 
 def reader(
-    directory: TicdcDirectory, progress: DirectoryProgress | None = None, **survey: Any
+    directory: TicdcDirectory, progress: DirectoryProgress | None = None, **layout: Any
 ) -> DirectoryReader:
-    return DirectoryReader(directory.storage, FileOptions(), Survey(**survey), progress)
+    return DirectoryReader(directory.storage, FileOptions(), DirectoryLayout(**layout), progress)
 
 
 def told(deliveries: Iterable[Delivery]) -> list[Any]:
@@ -388,7 +388,7 @@ def test_who_hears_of_damage_gets_everything_that_can_be_read(directory: TicdcDi
     directory.data("shop/orders/100", 5, insert(1, 110) + insert(4, 140))
     directory.checkpoint(200)
     heard = Heard()
-    rounds = DirectoryReader(directory.storage, FileOptions(), Survey(), damage=heard)
+    rounds = DirectoryReader(directory.storage, FileOptions(), DirectoryLayout(), damage=heard)
     assert told(rounds.round()) == ["shop.orders v100 columns", "shop.orders I1@110", "shop.orders I4@140"]
     missing, damaged, again = heard.words
     assert "shop.orders v100: file 2 is missing" in missing

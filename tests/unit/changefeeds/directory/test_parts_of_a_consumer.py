@@ -11,8 +11,8 @@ import pytest
 from penstock.changefeeds.codecs.decoded_changes import DecodedChanges, no_old
 from penstock.changefeeds.directory.listing import old_name
 from penstock.changefeeds.directory.progress import DirectoryProgress, FilePosition, StateFile
-from penstock.changefeeds.directory.reader import Ddl, Repetition, TableChanges
-from penstock.changefeeds.directory.replay import AlterStep, steps
+from penstock.changefeeds.directory.reader import Ddl, RepeatFilter, TableChanges
+from penstock.changefeeds.directory.replay import AlterStep, alter_steps
 from penstock.cli.consume import Printer
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import StorageRef
@@ -47,12 +47,12 @@ def changes(*given: tuple[int | None, int], op: str = "I") -> DecodedChanges:
     return DecodedChanges(pa.array([op] * len(given)), stamps, rows, no_old(rows))
 
 
-def passed(repetition: Repetition, *given: tuple[int | None, int], op: str = "I") -> list[int]:
-    return list(repetition.new(changes(*given, op=op)).rows.column("id").to_pylist())
+def passed(repetition: RepeatFilter, *given: tuple[int | None, int], op: str = "I") -> list[int]:
+    return list(repetition.drop_repeats(changes(*given, op=op)).rows.column("id").to_pylist())
 
 
 def test_only_what_was_delivered_is_a_repetition() -> None:
-    repetition = Repetition(ITEMS, resolved_ts=100)
+    repetition = RepeatFilter(ITEMS, resolved_ts=100)
     assert passed(repetition, (90, 1), (100, 2), (101, 3), (110, 4)) == [3, 4]
     assert passed(repetition, (101, 3), (110, 4), (110, 5), (111, 4)) == [5, 4]
     assert passed(repetition, (111, 4), op="D") == [4]
@@ -62,7 +62,7 @@ def test_only_what_was_delivered_is_a_repetition() -> None:
 
 def test_identical_rows_of_a_table_without_a_key_are_no_repetition() -> None:
     keyless = define_table("items", [("id", "bigint"), ("note", "varchar(20)")])
-    repetition = Repetition(keyless, resolved_ts=100)
+    repetition = RepeatFilter(keyless, resolved_ts=100)
     assert passed(repetition, (110, 1), (110, 1)) == [1, 1]
     assert passed(repetition, (109, 1), (110, 1)) == [1]
 
@@ -171,7 +171,9 @@ def test_ddls_and_schemas_are_lines_of_their_own() -> None:
 def altered(
     old: list[tuple[str, str]], new: list[tuple[str, str]], query: str = "", **more: bool
 ) -> list[AlterStep]:
-    return list(steps(define_table("t", old), define_table("t", new), query, **{"renames": False, **more}))
+    return list(
+        alter_steps(define_table("t", old), define_table("t", new), query, **{"renames": False, **more})
+    )
 
 
 KEY = ("id", "bigint primary key")
@@ -203,5 +205,5 @@ def test_a_column_with_a_new_name_is_refused() -> None:
 def test_the_default_of_a_bit_column_is_its_number() -> None:
     old, new = define_table("t", [KEY]), define_table("t", [KEY, ("b", "bit(8)")])
     spelled = new.with_columns([*new.columns[:1], replace(new.columns[1], default="\x05")])
-    (step,) = steps(old, spelled, "", renames=False)
+    (step,) = alter_steps(old, spelled, "", renames=False)
     assert step.definition == "bit(8) DEFAULT '5'"

@@ -102,10 +102,10 @@ class World:
         """Wait until the checkpoint that is kept is there."""
         await self.until(lambda: self.progress.checkpoints[-1] >= ts)
 
-    async def settled(self) -> None:
+    async def settle(self) -> None:
         """Let everything happen that can: several ticks go by."""
-        looks = self.source.look_calls
-        await self.until(lambda: self.source.look_calls >= looks + 4)
+        looks = self.source.progress_reads
+        await self.until(lambda: self.source.progress_reads >= looks + 4)
 
     async def pause(self) -> None:
         assert self.task is not None

@@ -45,7 +45,7 @@ async def test_an_early_wake_does_not_advance_the_checkpoint(world) -> None:
     w.source.advance(50)
     w.start()
     await w.until(lambda: w.log[-1:] == ["dml 1 30..50"])
-    await w.settled()
+    await w.settle()
     assert w.feed.checkpoint_ts == 10
     (dispatcher_id,) = w.progress.kept
     await w.sink.flush(dispatcher_id, 1)
@@ -62,7 +62,7 @@ async def test_a_dispatcher_that_is_not_woken_reads_nothing_more(world) -> None:
     w.source.advance(50)
     w.start()
     await w.reached(30)
-    await w.settled()
+    await w.settle()
     assert [each for each in w.log if each.startswith("dml")] == ["dml 1 10..30"]
     assert w.feed.checkpoint_ts == 30
 
@@ -78,7 +78,7 @@ async def test_an_alter_is_written_after_everything_before_it_and_before_everyth
     w.start()
     await w.until(lambda: len(w.log) >= 5)
     assert w.log == ["dml 1 10..29", "drain 1 for 30", "file 1 10..29", "ddl 30", "dml 1 29..50"]
-    await w.settled()
+    await w.settle()
     assert w.feed.checkpoint_ts == 29
 
 
@@ -94,7 +94,7 @@ async def test_nothing_is_written_or_read_before_the_drain_returns_and_the_write
     w.prepare = lambda sink: setattr(sink, "drains_held", held)
     w.start()
     await w.until(lambda: "drain 1 for 30" in w.log)
-    await w.settled()
+    await w.settle()
     assert not [each for each in w.log if each.startswith("ddl")]
     assert "dml 1 29..50" not in w.log
     held.set()
@@ -131,7 +131,7 @@ async def test_nothing_is_read_where_a_ddl_may_still_turn_up(world) -> None:
     w.source.ddl_lag_ts = 25
     w.start()
     await w.reached(25)
-    await w.settled()
+    await w.settle()
     assert w.feed.checkpoint_ts == 25
     assert w.rows() == [(1, 20, b"row")]
     w.source.ddl_lag_ts = None
@@ -148,7 +148,7 @@ async def test_a_ddl_of_one_table_does_not_hold_the_changes_of_another(world) ->
     w.prepare = lambda sink: setattr(sink, "drains_held", held)
     w.start()
     await w.until(lambda: (2, 40, b"row") in w.rows())
-    await w.settled()
+    await w.settle()
     assert w.feed.checkpoint_ts == 29
     held.set()
     await w.reached(50)
@@ -201,7 +201,7 @@ async def test_a_new_table_that_is_not_captured_yet_holds_the_checkpoint_at_its_
     w.source.advance(50)
     w.start()
     await w.reached(30)
-    await w.settled()
+    await w.settle()
     assert w.feed.checkpoint_ts == 30
     w.source.put(1, 40)
     w.source.lagging[1] = 45
@@ -219,7 +219,7 @@ async def test_a_dropped_table_ends_its_dispatcher_after_the_last_change(world) 
     w.start()
     await w.reached(50)
     await w.until(lambda: 1 not in w.source.held)
-    assert [each.spec.table_id for each in w.progress.kept.values()] == [2]
+    assert [each.span.table_id for each in w.progress.kept.values()] == [2]
     assert w.log[0] == "dml 1 10..29"
     assert set(w.log[1:3]) == {"file 1 10..29", "drain 1 for 30"}
     assert w.log[3:] == ["ddl 30", "removed"]
@@ -233,7 +233,7 @@ async def test_a_truncated_table_goes_on_with_another_dispatcher(world) -> None:
     w.source.advance(50)
     w.start()
     await w.reached(50)
-    assert [each.spec.table_id for each in w.progress.kept.values()] == [7]
+    assert [each.span.table_id for each in w.progress.kept.values()] == [7]
     assert w.rows() == [(1, 20, b"row"), (7, 40, b"row")]
 
 
@@ -247,7 +247,7 @@ async def test_a_rename_of_several_tables_waits_for_all_of_them(world) -> None:
     w.source.advance(50)
     w.start()
     await w.until(lambda: "drain 1 for 30" in w.log)
-    await w.settled()
+    await w.settle()
     assert "ddl 30" not in w.log
     del w.source.lagging[2]
     await w.reached(50)
@@ -287,7 +287,7 @@ async def test_a_table_that_leaves_the_filter_and_comes_back_is_not_let_go_in_be
     w.source.advance(50)
     w.start()
     await w.until(lambda: w.progress.done_ddl_ts == 20)
-    await w.settled()
+    await w.settle()
     assert 1 in w.source.held
     del w.source.lagging[2]
     await w.reached(50)
@@ -317,11 +317,11 @@ async def test_a_dropped_database_waits_for_every_table_in_it(world) -> None:
     w.source.advance(50)
     w.start()
     await w.until(lambda: (3, 40, b"row") in w.rows())
-    await w.settled()
+    await w.settle()
     assert not w.remote.ddls
     del w.source.lagging[2]
     await w.reached(50)
-    assert [each.spec.table_id for each in w.progress.kept.values()] == [3]
+    assert [each.span.table_id for each in w.progress.kept.values()] == [3]
     assert {(1, 20, b"row"), (2, 20, b"row")} <= set(w.rows())
 
 
@@ -351,7 +351,7 @@ async def test_ddls_are_done_in_order_over_all_tables(world) -> None:
     w.source.advance(50)
     w.start()
     await w.until(lambda: "drain 2 for 30" in w.log)
-    await w.settled()
+    await w.settle()
     assert not w.remote.ddls
     del w.source.lagging[1]
     await w.reached(50)
@@ -367,7 +367,7 @@ async def test_partitions_have_dispatchers_of_their_own(world) -> None:
     w.source.advance(50)
     w.start()
     await w.reached(50)
-    assert {each.spec.table_id for each in w.progress.kept.values()} == {11, 12}
+    assert {each.span.table_id for each in w.progress.kept.values()} == {11, 12}
     assert sorted(w.rows()) == [(11, 20, b"row"), (12, 21, b"row")]
 
 

@@ -109,7 +109,7 @@ async def test_one_that_could_not_tell_goes_on_once_it_can(world) -> None:
     w.source.put(1, 25)
     w.source.advance(40)
     await w.reached(40)
-    await w.settled()
+    await w.settle()
     assert w.remote.checkpoints[-1] == 40
     assert w.feed.state is ChangefeedState.NORMAL
     assert w.rows() == [(1, 25, b"row")]

@@ -1,4 +1,4 @@
-from penstock.changefeeds.ddl_barrier import BlockEvent, PendingDdls, ReplicatedTables, blocks
+from penstock.changefeeds.ddl_barrier import BlockEvent, PendingDdls, ReplicatedTables, block_events
 from penstock.changefeeds.filters import TableFilter
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position
@@ -16,7 +16,7 @@ OTHER = table_schema(3, "other.t")
 
 
 def blocked(*events: DdlEvent) -> list[BlockEvent]:
-    return list(blocks(events, TableFilter()))
+    return list(block_events(events, TableFilter()))
 
 
 def test_ddls_of_one_commit_are_one_block() -> None:
@@ -51,9 +51,9 @@ def test_tables_follow_the_ddls() -> None:
     after = tables.after(block)
     assert set(after.ids()) == {2, 3, 7}
     assert set(tables.ids()) == {1, 2, 3}
-    assert block.begin(7) == Position(5)
+    assert block.begin_position(7) == Position(5)
     (block,) = blocked(drop_database(6, "shop", [B]))
-    assert sorted(after.blocked_by(block)) == [2, 7]
+    assert sorted(after.blocked_ids(block)) == [2, 7]
 
 
 def test_partitions_that_change_places_go_on() -> None:

@@ -96,13 +96,13 @@ async def test_a_crash_before_the_dispatchers_are_kept_writes_the_ddl_again(worl
     w.start()
     with pytest.raises(OSError, match="killed"):
         await w.task
-    assert [each.spec.table_id for each in w.progress.kept.values()] == [1]
+    assert [each.span.table_id for each in w.progress.kept.values()] == [1]
     assert (7, 40, b"row") not in w.rows()
     assert w.progress.checkpoints[-1] <= 29
     w.start()
     await w.reached(50)
     assert w.rows() == [(1, 20, b"row"), (7, 40, b"row")]
-    assert [each.spec.table_id for each in w.progress.kept.values()] == [7]
+    assert [each.span.table_id for each in w.progress.kept.values()] == [7]
 
 
 async def test_a_crash_after_the_dispatchers_are_kept_does_not_write_the_ddl_again(world) -> None:
@@ -193,7 +193,7 @@ async def test_other_patterns_bring_tables_in_and_take_tables_out_at_the_next_st
     w.start()
     await w.reached(50)
     assert w.rows() == [(2, 40, b"row")]
-    assert [each.spec.table_id for each in w.progress.kept.values()] == [2]
+    assert [each.span.table_id for each in w.progress.kept.values()] == [2]
 
 
 async def test_a_failed_sink_is_replaced_and_nothing_is_lost_or_repeated(world) -> None:
@@ -231,7 +231,14 @@ async def test_a_source_or_a_store_that_does_not_answer_is_asked_again_without_a
     w.source.put(1, 20)
     w.source.ddl(alter_table(30, A))
     w.source.advance(50)
-    names = ("look", "next_slice", "hold", "kept_checkpoint", "changed_dispatchers", "wrote_block_event")
+    names = (
+        "read_progress",
+        "next_slice",
+        "hold",
+        "kept_checkpoint",
+        "changed_dispatchers",
+        "wrote_block_event",
+    )
     faults = [Once(each, Unavailable(each)) for each in names]
 
     def fault(name: str) -> None:
@@ -408,7 +415,7 @@ async def test_ddls_after_the_checkpoint_are_told_at_another_place_too(world) ->
     w.source.advance(40)
     w.start()
     await w.until(lambda: (7, 35, b"row") in w.rows())
-    await w.settled()
+    await w.settle()
     assert w.source.held[1] <= 15, "its rows before the DDL are needed as long as the checkpoint is there"
     await w.kill()
     assert w.progress.done_ddl_ts == 30

@@ -25,7 +25,7 @@ from support.ddlevents import alter_table, create_database, drop_database, renam
     ],
 )
 def test_the_last_rule_that_fits_decides(patterns: tuple[str, ...], name: str, taken: bool) -> None:
-    assert TableFilter(patterns).takes(table_schema(1, name)) is taken
+    assert TableFilter(patterns).matches(table_schema(1, name)) is taken
 
 
 @pytest.mark.parametrize("patterns", [(), ("!shop.*",), ("shop",), ("shop.",), (".t",), ("*.*", "!")])
@@ -47,25 +47,25 @@ def test_patterns_that_select_nothing_are_refused(patterns: tuple[str, ...]) -> 
 )
 def test_a_database_counts_when_a_table_of_it_could(patterns: tuple[str, ...], taken: bool) -> None:
     table_filter = TableFilter(patterns)
-    assert table_filter.takes_database("Shop") is taken
-    assert (table_filter.part_of(create_database(5, "shop")) is not None) is taken
+    assert table_filter.matches_database("Shop") is taken
+    assert (table_filter.filter_ddl(create_database(5, "shop")) is not None) is taken
 
 
 def test_a_ddl_keeps_only_what_is_carried() -> None:
     inside, outside = table_schema(1, "shop.a"), table_schema(2, "bank.b")
     table_filter = TableFilter(("shop.*",))
-    assert table_filter.part_of(alter_table(5, outside)) is None
-    part = table_filter.part_of(alter_table(5, inside))
+    assert table_filter.filter_ddl(alter_table(5, outside)) is None
+    part = table_filter.filter_ddl(alter_table(5, inside))
     assert part is not None
     assert part.tables[0].before == inside
 
     both = rename_tables(5, (inside, "bank.a"), (outside, "shop.b"))
-    part = table_filter.part_of(both)
+    part = table_filter.filter_ddl(both)
     assert part is not None
     assert part.tables == (TableChange(inside, None), TableChange(None, both.tables[1].after))
     assert table_filter.arriving_ids(both) == {2}
 
-    dropped = table_filter.part_of(drop_database(5, "shop", [inside]))
+    dropped = table_filter.filter_ddl(drop_database(5, "shop", [inside]))
     assert dropped is not None
     assert dropped.tables[0].ended_ids == {1}
-    assert table_filter.part_of(drop_database(5, "bank", [outside])) is None
+    assert table_filter.filter_ddl(drop_database(5, "bank", [outside])) is None

@@ -48,6 +48,6 @@ def test_a_wrong_value_is_refused_without_its_secrets(more: dict[str, object], s
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a--b", "ä", "a" * 129])
 def test_a_name_has_letters_digits_and_single_hyphens(name: str) -> None:
-    with pytest.raises(Invalid, match="is no name"):
+    with pytest.raises(Invalid, match="is not a valid name"):
         settings.parse({"changefeeds": {name: {"sink_uri": URI}}})
     assert settings.parse({"changefeeds": {"a-1-B": {"sink_uri": URI}}})

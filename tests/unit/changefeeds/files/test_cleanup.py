@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.sinks.storage.cleanup import FileCleanup, expired, remove_empty_directories
+from penstock.changefeeds.sinks.storage.cleanup import FileCleanup, expired_paths, remove_empty_directories
 from penstock.changefeeds.sinks.storage.options import parse_sink_uri
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Unavailable
-from penstock.object_storage import Stored, open_storage
+from penstock.object_storage import StoredObject, open_storage
 from penstock.testing.clock import ManualClock
 
 MIDNIGHT_MS = 4_102_444_800_000  # 2100-01-01 00:00 UTC: files of today are old
@@ -24,16 +24,19 @@ def ts(day: str) -> int:
 
 def test_files_of_days_strictly_before_the_oldest_kept_one_go() -> None:
     paths = [f"a/b/7/2021-01-0{day}/CDC000001.json" for day in (1, 2, 3)]
-    assert expired(paths, ts("2021-01-03T00:00:00"), 1) == paths[:1]
-    assert expired(paths, ts("2021-01-03T23:59:59"), 1) == paths[:1]
-    assert expired(paths, ts("2021-01-04T00:00:00"), 1) == paths[:2]
-    assert expired(paths, ts("2021-01-03T00:00:00"), 30) == []
+    assert expired_paths(paths, ts("2021-01-03T00:00:00"), 1) == paths[:1]
+    assert expired_paths(paths, ts("2021-01-03T23:59:59"), 1) == paths[:1]
+    assert expired_paths(paths, ts("2021-01-04T00:00:00"), 1) == paths[:2]
+    assert expired_paths(paths, ts("2021-01-03T00:00:00"), 30) == []
 
 
 @pytest.mark.parametrize("days", [740_000, 10**12])
 def test_more_days_than_there_were_keep_everything(days: int) -> None:
     options = parse_sink_uri(f"memory:///?protocol=csv&file-expiration-days={days}")
-    assert expired(["a/b/7/1970-01-01/CDC000001.csv"], ts("2021-01-01"), options.file_expiration_days) == []
+    assert (
+        expired_paths(["a/b/7/1970-01-01/CDC000001.csv"], ts("2021-01-01"), options.file_expiration_days)
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_more_days_than_there_were_keep_everything(days: int) -> None:
     ],
 )
 def test_only_data_and_index_files_in_folders_by_day_go(path: str, goes: bool) -> None:
-    assert expired([path], ts("2021-01-01T00:00:00"), 7) == ([path] if goes else [])
+    assert expired_paths([path], ts("2021-01-01T00:00:00"), 7) == ([path] if goes else [])
 
 
 def test_empty_directories_go_with_the_files_and_a_second_run_does_the_same(tmp_path: Path) -> None:
@@ -122,16 +125,16 @@ async def test_runs_follow_the_cron_spec_and_a_failed_one_is_left_to_the_next(
     options = parse_sink_uri("memory:///?protocol=csv&file-expiration-days=1")
     storage = open_storage("memory:///")
     storage.write("a/b/7/2020-01-01/CDC000001.csv", b"x")
-    works, calls = storage.listed, []
+    works, calls = storage.list_objects, []
     problems = [Unavailable("cannot list; try again"), OSError("a mistake of ours")]
 
-    def listed(folder: str) -> list[Stored]:
+    def list_objects(folder: str) -> list[StoredObject]:
         calls.append(clock.wall_ms())
         if len(calls) <= len(problems):
             raise problems[len(calls) - 1]
         return works(folder)
 
-    storage.listed = listed
+    storage.list_objects = list_objects
     job = asyncio.create_task(
         FileCleanup(storage, options, lambda: ts("2021-01-03T00:00:00"), clock=clock).run()
     )

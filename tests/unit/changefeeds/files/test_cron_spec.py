@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.changefeeds.sinks.storage.cron import CronSpec
 from penstock.errors import Invalid
+from support.campaign import examples
 
 
 def next_of(spec: str, after: str) -> str:
@@ -73,7 +74,7 @@ def test_a_wrong_spec_is_refused_with_its_field(spec: str, says: str) -> None:
 FIELD = st.one_of(st.just("*"), st.integers(1, 11).map(str), st.integers(2, 9).map("*/{}".format))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.tuples(
         FIELD, FIELD, FIELD, st.sampled_from(["*", "1", "15,28"]), st.just("*"), st.sampled_from(["*", "1-5"])

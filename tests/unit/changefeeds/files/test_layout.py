@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.changefeeds.codecs.options import file_extension
 from penstock.changefeeds.sinks.storage import layout
 from penstock.changefeeds.sinks.storage.layout import (
     DataPath,
@@ -168,7 +169,7 @@ def test_folders_of_a_table_are_read_by_version_then_partition_then_date() -> No
     ],
 )
 def test_extensions_tell_the_format(protocol: str, compression: str, extension: str) -> None:
-    assert layout.extension(protocol, compression) == extension
+    assert file_extension(protocol, compression) == extension
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "a%2Fb", "50%", "tab\there", "/"])

@@ -52,7 +52,7 @@ def test_one_place_is_one_place_however_it_is_spelled(one: str, other: str) -> N
     ],
 )
 def test_other_places_are_others(one: str, other: str) -> None:
-    assert not location_of(one).meets(location_of(other))
+    assert not location_of(one).overlaps(location_of(other))
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_other_places_are_others(one: str, other: str) -> None:
     ],
 )
 def test_a_bucket_is_one_of_its_server(one: dict[str, str], other: dict[str, str], same: bool) -> None:
-    assert location_of("s3://lake/f", one).meets(location_of("s3://lake/f", other)) is same
+    assert location_of("s3://lake/f", one).overlaps(location_of("s3://lake/f", other)) is same
 
 
 def test_a_place_holds_what_is_below_it() -> None:
     outer, inner = location_of("s3://lake/shop"), location_of("s3://lake/shop/eu")
-    assert outer.holds(inner)
-    assert not inner.holds(outer)
-    assert outer.meets(inner)
-    assert inner.meets(outer)
+    assert outer.contains(inner)
+    assert not inner.contains(outer)
+    assert outer.overlaps(inner)
+    assert inner.overlaps(outer)
 
 
 def test_links_lead_to_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from penstock.changefeeds.sinks.storage import schema_file
 from penstock.changefeeds.sinks.storage.layout import SchemaPath
 from penstock.changefeeds.sinks.storage.schema_file import (
-    Choice,
     SchemaColumn,
     SchemaFile,
-    check_named,
+    VersionChoice,
+    check_path,
     choose_version,
 )
 from penstock.errors import Corrupt
@@ -217,11 +217,13 @@ def test_an_empty_default_is_not_a_missing_one() -> None:
 )
 def test_a_default_of_bits_is_the_text_of_its_bytes(bits: int, flen: int, written: bytes) -> None:
     column = ColumnInfo(1, "c", 0, FieldType(Tp.BIT, NO_FLAGS, flen), default=bits)
-    assert schema_file.dumps(SchemaColumn.of(column, with_id=False).to_json()["ColumnDefault"]) == written
+    assert (
+        schema_file.dump_go_json(SchemaColumn.of(column, with_id=False).to_json()["ColumnDefault"]) == written
+    )
 
 
 def test_json_is_escaped_as_go_does_it() -> None:
-    assert schema_file.dumps({"a<b>&c": '\u2028é\x01\n"\\\x7f/'}) == (
+    assert schema_file.dump_go_json({"a<b>&c": '\u2028é\x01\n"\\\x7f/'}) == (
         b'{\n    "a\\u003cb\\u003e\\u0026c": "\\u2028\xc3\xa9\\u0001\\n\\"\\\\\x7f/"\n}'
     )
     html = SchemaFile(schema="s", table="t", version=1, columns=(SchemaColumn(name="a<b", type="INT"),))
@@ -275,12 +277,12 @@ def test_a_damaged_file_is_told(data: bytes) -> None:
 
 def test_a_file_must_hold_what_its_name_promises() -> None:
     file = SchemaFile.of(four_columns(), 100)
-    check_named(file.path(), file)
-    check_named(file.path(12), file, table_id_as_path=True)
+    check_path(file.path(), file)
+    check_path(file.path(12), file, table_id_as_path=True)
     with pytest.raises(Corrupt, match="holds version 101"):
-        check_named(file.path(), replace(file, version=101))
+        check_path(file.path(), replace(file, version=101))
     with pytest.raises(Corrupt, match="checksum"):
-        check_named(file.path(), replace(file, columns=file.columns[1:]))
+        check_path(file.path(), replace(file, columns=file.columns[1:]))
 
 
 def test_a_reader_gets_a_table_with_its_key() -> None:
@@ -306,17 +308,17 @@ WANTED = SchemaPath(schema="a", table="b", version=100, checksum=7)
 @pytest.mark.parametrize(
     ("found", "choice"),
     [
-        ([], Choice(None)),
-        (["schema_99_0000000008.json"], Choice(None)),
-        (["schema_99_0000000007.json"], Choice(99)),
-        (["schema_9_0000000007.json", "schema_98_0000000007.json"], Choice(98)),
-        (["schema_101_0000000007.json"], Choice(101, stale=True)),
-        (["schema_99_0000000007.json", "schema_101_0000000007.json"], Choice(101, stale=True)),
-        (["schema_101_0000000008.json"], Choice(None)),
-        (["schema_101_0000000007.json.tmp.1f"], Choice(None)),
+        ([], VersionChoice(None)),
+        (["schema_99_0000000008.json"], VersionChoice(None)),
+        (["schema_99_0000000007.json"], VersionChoice(99)),
+        (["schema_9_0000000007.json", "schema_98_0000000007.json"], VersionChoice(98)),
+        (["schema_101_0000000007.json"], VersionChoice(101, stale=True)),
+        (["schema_99_0000000007.json", "schema_101_0000000007.json"], VersionChoice(101, stale=True)),
+        (["schema_101_0000000008.json"], VersionChoice(None)),
+        (["schema_101_0000000007.json.tmp.1f"], VersionChoice(None)),
     ],
 )
-def test_a_version_without_a_file_of_its_own(found: list[str], choice: Choice) -> None:
+def test_a_version_without_a_file_of_its_own(found: list[str], choice: VersionChoice) -> None:
     assert choose_version([f"a/b/meta/{name}" for name in found], WANTED) == choice
 
 

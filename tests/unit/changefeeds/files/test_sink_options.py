@@ -124,7 +124,7 @@ def test_raw_change_events_are_accepted_and_have_no_effect(caplog: pytest.LogCap
         ("worker-count=0", "worker-count = 0 is refused; it must be greater than 0"),
         ("worker-count=-1", "greater than 0"),
         ("worker-count=many", "worker-count = 'many' is refused; write a whole number"),
-        ("flush-interval=5", "flush-interval = '5' is no duration; write a number with its unit"),
+        ("flush-interval=5", "flush-interval = '5' is not a duration; write a number with its unit"),
         ("file-size=big", "no size"),
         ("spool-disk-quota=0", "spool-disk-quota = 0 is refused; it must be greater than 0"),
         ("spool-base-dir=relative/dir", "absolute path"),

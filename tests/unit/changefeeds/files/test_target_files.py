@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from penstock.changefeeds.codecs.decoder import FileOptions
-from penstock.changefeeds.directory.listing import Survey
+from penstock.changefeeds.directory.listing import DirectoryLayout
 from penstock.changefeeds.directory.reader import DirectoryReader
 from penstock.changefeeds.model import PendingFile
 from penstock.changefeeds.sinks.storage.layout import (
@@ -50,7 +50,7 @@ class World:
     ) -> None:
         self.clock = ManualClock(wall_ms=NOON_MS)
         self.storage = open_storage("memory:///")
-        self.looks = 0
+        self.ranges = 0
         self.options = parse_sink_uri(f"memory:///?protocol={protocol}&{parameters}")
         self._exists = self.storage.exists
         self.storage.exists = self._look
@@ -58,7 +58,7 @@ class World:
         self.restart()
 
     def _look(self, path: str) -> bool:
-        self.looks += 1
+        self.ranges += 1
         return self._exists(path)
 
     def restart(self) -> None:
@@ -110,9 +110,9 @@ def test_the_schema_file_of_a_version_is_there_before_its_first_data_file() -> N
 def test_a_version_that_was_placed_is_not_looked_at_again() -> None:
     world = World()
     place = world.place()
-    looks = world.looks
+    looks = world.ranges
     assert world.place() is place
-    assert world.looks == looks
+    assert world.ranges == looks
 
 
 def test_the_file_of_the_version_itself_counts_first() -> None:
@@ -232,11 +232,11 @@ def test_a_file_that_is_known_to_be_there_is_not_looked_for() -> None:
     world = World()
     place = world.place()
     paths = world.write(place)
-    world.files.wrote(place, paths)
-    looks = world.looks
+    world.files.confirm_written(place, paths)
+    looks = world.ranges
     assert world.next_file(place).number == 2
-    assert world.looks == looks
-    world.files.wrote(place, paths)  # not the one that is on its way
+    assert world.ranges == looks
+    world.files.confirm_written(place, paths)  # not the one that is on its way
     assert world.next_file(place).number == 2
 
 
@@ -244,9 +244,9 @@ def test_the_index_says_where_to_go_on_after_a_restart() -> None:
     world = World()
     place = world.place()
     world.storage.write("db/t/5/2023-03-09/meta/CDC.index", b"CDC000005.json\n")
-    looks = world.looks
+    looks = world.ranges
     assert world.next_file(place).number == 6
-    assert world.looks == looks + 1
+    assert world.ranges == looks + 1
 
 
 def test_files_that_no_index_names_are_stepped_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -264,9 +264,9 @@ def test_few_looks_find_the_end_of_many_files() -> None:
     for number in range(1, 1001):
         world.storage.write(f"db/t/5/2023-03-09/CDC{number:06d}.json", b"")
     place = world.place()
-    looks = world.looks
+    looks = world.ranges
     assert world.next_file(place).number == 1001
-    assert world.looks - looks <= 22
+    assert world.ranges - looks <= 22
 
 
 @pytest.mark.parametrize("used", range(70))
@@ -288,9 +288,9 @@ def test_a_dispatcher_that_comes_back_goes_on_after_what_another_process_wrote()
         world.storage.write(paths.data_path, b"")
         world.storage.write(paths.index_path, f"CDC{number:06d}.json\n".encode())
     world.files.forget(WHOLE.id)
-    looks = world.looks
+    looks = world.ranges
     assert world.next_file(world.place()).number == 5
-    assert world.looks - looks <= 3
+    assert world.ranges - looks <= 3
 
 
 def test_an_index_that_names_no_file_is_damaged() -> None:
@@ -531,7 +531,9 @@ def test_a_checkpoint_that_cannot_be_written_says_what_to_look_at(tmp_path: Path
     (tmp_path / "metadata").mkdir()
     options = parse_sink_uri(f"file://{tmp_path}?protocol=csv")
     files = RemoteFiles(options.target.open(), options)
-    with pytest.raises(Unavailable, match=r"consumers cannot be told the checkpoint: .* called metadata"):
+    with pytest.raises(
+        Unavailable, match=r"the checkpoint cannot be written for consumers: .* called metadata"
+    ):
         files.write_checkpoint(7)
 
 
@@ -541,7 +543,7 @@ def test_a_database_called_metadata_is_refused_where_it_would_hide_the_checkpoin
     options = parse_sink_uri(f"file://{tmp_path}?protocol=csv")
     files = RemoteFiles(options.target.open(), options)
     for refused in (lambda: files.place(WHOLE, named), lambda: files.write_ddl(created)):
-        with pytest.raises(Invalid, match=r"database metadata cannot be written .* leave it out by"):
+        with pytest.raises(Invalid, match=r"database metadata cannot be written .* exclude the database by"):
             refused()
     files.write_checkpoint(7)
     staging = files.place(WHOLE, replace(table(), database="staging"))
@@ -554,9 +556,9 @@ def test_a_database_called_metadata_is_one_as_any_other_on_object_storage() -> N
     world = World()
     world.write(world.place(known=replace(table(), database="metadata")))
     world.files.write_checkpoint(compose_ts(NOON_MS))
-    reader = DirectoryReader(world.storage, FileOptions(protocol="csv"), Survey())
+    reader = DirectoryReader(world.storage, FileOptions(protocol="csv"), DirectoryLayout())
     listing = reader.contents().listing
-    assert [each.root for each in (*listing.schemas, *listing.stretches)] == ["metadata/t"] * 2
+    assert [each.root for each in (*listing.schemas, *listing.sequences)] == ["metadata/t"] * 2
 
 
 def test_storage_that_does_not_answer_leaves_nothing_half_known() -> None:

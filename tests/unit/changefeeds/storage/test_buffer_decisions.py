@@ -74,7 +74,7 @@ def test_a_chunk_larger_than_a_file_is_a_file_by_itself() -> None:
     add(held, 1, 10, 500)
     (task,) = take(held)
     assert (sizes(task), task.reason) == ([10], FlushReason.SIZE)
-    held.done(task)
+    held.finish(task)
     (task,) = take(held)
     assert (sizes(task), task.reason) == ([500], FlushReason.SIZE)
 
@@ -84,7 +84,7 @@ def test_a_dispatcher_has_one_file_under_way() -> None:
     add(held, 1, 100, 100)
     (task,) = take(held)
     assert take(held) == []
-    held.done(task)
+    held.finish(task)
     assert len(take(held)) == 1
 
 
@@ -93,7 +93,7 @@ def test_dispatchers_that_are_due_take_turns() -> None:
     add(held, 1, 100, 100)
     add(held, 2, 100)
     (first,) = held.take(1, 1 << 40)
-    held.done(first)
+    held.finish(first)
     assert [held.take(1, 1 << 40)[0].dispatcher.id for _ in range(2)] == ["2", "1"]
 
 
@@ -116,7 +116,7 @@ def test_the_interval_counts_from_the_oldest_row_that_is_in_no_file() -> None:
     (task,) = take(held)
     assert (sizes(task), task.reason) == ([10, 10], FlushReason.INTERVAL)
     add(held, 1, 10, at=6.0)
-    held.done(task)
+    held.finish(task)
     held.tick(10.9)
     assert take(held) == []
     held.tick(11.0)
@@ -136,7 +136,7 @@ def test_what_a_file_by_size_leaves_behind_has_the_age_of_its_own_rows() -> None
     add(held, 1, 50, at=0.0)
     add(held, 1, 50, 20, at=3.0)
     (task,) = take(held)
-    held.done(task)
+    held.finish(task)
     held.tick(5.0)
     assert take(held) == []
     held.tick(8.0)
@@ -194,7 +194,7 @@ def test_a_marker_comes_after_all_files_before_it() -> None:
     for _ in range(3):
         (task,) = take(held)
         reasons.append((task.reason, task.waiting))
-        held.done(task)
+        held.finish(task)
     assert [reason for reason, _ in reasons] == [FlushReason.SIZE, FlushReason.SIZE, FlushReason.DDL]
     assert [len(waiting) for _, waiting in reasons] == [0, 0, 2]
     assert reasons[2][1][0] is event
@@ -209,7 +209,7 @@ def test_a_file_does_not_go_across_a_marker() -> None:
     (task,) = take(held)
     assert sizes(task) == [10]
     assert later not in task.waiting
-    held.done(task)
+    held.finish(task)
     assert take(held) == []  # nothing asks for the rest yet
     assert held.active == 1
 
@@ -224,7 +224,7 @@ def test_rows_of_two_versions_are_never_in_one_file() -> None:
     for schema in (SCHEMA, newer):
         (task,) = take(held)
         assert (task.schema, task.reason) == (schema, FlushReason.DDL)
-        held.done(task)
+        held.finish(task)
     assert take(held) == []
 
 
@@ -234,7 +234,7 @@ def test_a_version_after_a_marker_is_one_break_and_then_none() -> None:
     held.mark(marker(1), "1")
     add(held, 1, 10, schema=replace(SCHEMA, since_ts=7, version=2))
     (task,) = take(held)
-    held.done(task)
+    held.finish(task)
     assert take(held) == []
 
 
@@ -245,7 +245,7 @@ def test_close_makes_everything_due_now_and_later() -> None:
     held.flush()
     tasks = take(held)
     assert [task.reason for task in tasks] == [FlushReason.SIZE, FlushReason.CLOSE]
-    held.done(tasks[0])
+    held.finish(tasks[0])
     assert [task.reason for task in take(held)] == [FlushReason.CLOSE]
     add(held, 3, 10)
     assert [task.reason for task in take(held)] == [FlushReason.CLOSE]
@@ -288,7 +288,7 @@ def test_a_dispatcher_is_active_from_its_first_chunk_to_its_last_file() -> None:
     assert held.active == 1
     (task,) = take(held)
     assert held.active == 1
-    held.done(task)
+    held.finish(task)
     assert held.active == 0
 
 
@@ -301,8 +301,8 @@ def test_what_a_dispatcher_has_in_no_file_is_dropped() -> None:
     chunks, waiting = held.drop("1")
     assert [each.nbytes for each in chunks] == [20]
     assert waiting[-1] is drain
-    assert held.writing("1")
-    held.done(task)
+    assert held.is_writing("1")
+    held.finish(task)
     assert held.active == 0
     assert take(held) == []
 
@@ -334,5 +334,5 @@ def test_a_version_that_comes_while_the_last_file_of_another_is_under_way_is_no_
     add(held, 1, 100)
     (task,) = take(held)
     add(held, 1, 10, schema=replace(SCHEMA, since_ts=7, version=2))
-    held.done(task)
+    held.finish(task)
     assert take(held) == []

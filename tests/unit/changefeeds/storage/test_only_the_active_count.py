@@ -26,7 +26,7 @@ class Driven:
         self.most_active = 0
 
     def send(self, number: int, ts: int) -> None:
-        self.ledger.arrive(Watched(slice_of(number, ts), []))
+        self.ledger.add(Watched(slice_of(number, ts), []))
 
     def encode(self) -> None:
         while (job := self.ledger.next_job()) is not None:
@@ -35,13 +35,13 @@ class Driven:
                 [Chunk(self.segment, n, event.slice.start, event.slice.end, 1, 100)]
                 for n, event in enumerate(job.events)
             ]
-            self.ledger.encoded(job, chunks)
+            self.ledger.finish_encode(job, chunks)
 
     def write(self) -> int:
         self.ledger.buffers.tick(self.clock.monotonic())
         tasks = self.ledger.buffers.take(1000, 1 << 40)
         for task in tasks:
-            self.ledger.written(task, task.nbytes)
+            self.ledger.finish_file(task, task.nbytes)
         return len(tasks)
 
     def ten_active_for_a_minute(self) -> None:

@@ -51,7 +51,7 @@ def test_a_shard_has_one_batch_under_way() -> None:
     (batch,) = take(shards)
     shards.put(event(1, 2))
     assert take(shards) == []
-    shards.done(batch)
+    shards.finish(batch)
     assert sent(take(shards)) == [("1", 2)]
 
 
@@ -148,9 +148,9 @@ def test_it_is_known_whose_events_are_under_way() -> None:
     shards = Shards(1)
     shards.put(event(1, 1))
     (batch,) = take(shards)
-    assert shards.underway("1")
-    assert not shards.underway("2")
+    assert shards.is_underway("1")
+    assert not shards.is_underway("2")
     assert not shards.idle
-    shards.done(batch)
-    assert not shards.underway("1")
+    shards.finish(batch)
+    assert not shards.is_underway("1")
     assert shards.idle

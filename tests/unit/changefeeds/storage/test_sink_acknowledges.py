@@ -10,7 +10,7 @@ async def test_an_early_wake_does_not_advance_the_checkpoint() -> None:
     async with SinkWorld(clock=ManualClock()) as world:
         world.add(1, 5)
         await world.until(lambda: world.told == ["d1@5 woken"])
-        await world.settled()
+        await world.settle()
         assert world.told == ["d1@5 woken"]
         assert not world.engine.files
 
@@ -18,7 +18,7 @@ async def test_an_early_wake_does_not_advance_the_checkpoint() -> None:
 async def test_nothing_is_woken_before_the_sink_runs() -> None:
     world = SinkWorld(clock=ManualClock())
     world.add(1, 5)
-    await world.settled()
+    await world.settle()
     assert world.told == []
     async with world:
         await world.until(lambda: world.told == ["d1@5 woken"])
@@ -67,7 +67,7 @@ async def test_an_event_without_rows_is_done_only_after_what_was_sent_before() -
         world.add(1, 5)
         world.add(1, 6, rows=0)
         await world.until(lambda: len(world.told) == 2)
-        await world.settled()
+        await world.settle()
         assert world.told == ["d1@5 woken", "d1@6 woken"]
         await world.sink.close()
         assert world.told[2:] == ["d1@5 flushed", "d1@6 flushed"]
@@ -80,7 +80,7 @@ async def test_an_event_without_rows_waits_for_the_file_under_way() -> None:
         await world.until(lambda: world.engine.writing.waiting == 1)
         world.add(1, 6, rows=0)
         await world.until(lambda: "d1@6 woken" in world.told)
-        await world.settled()
+        await world.settle()
         assert "d1@6 flushed" not in world.told
         world.engine.writing.open()
         await world.until(lambda: world.told[-2:] == ["d1@5 flushed", "d1@6 flushed"])

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 from penstock.errors import Unavailable
 from penstock.follow.ddl_events import DdlEvent
 from penstock.testing.clock import ManualClock
-from support.sinkparts import SinkWorld, refused
+from support.sinkparts import SinkWorld, remote_silent
 
 
 def ddl(ts: int) -> DdlEvent:
@@ -27,7 +27,7 @@ async def test_the_drain_covers_the_encode_queue() -> None:
         await world.until(lambda: world.engine.encoding.waiting == 1)
         world.add(1, 6)  # waits in the shard behind the job
         drain = world.drain(1, 7)
-        await world.settled()
+        await world.settle()
         assert not drain.done()
         world.engine.encoding.open()
         await drain
@@ -48,7 +48,7 @@ async def test_the_drain_covers_the_remote() -> None:
         world.add(1, 5, 1000)
         await world.until(lambda: world.engine.writing.waiting == 1)
         drain = world.drain(1, 7)
-        await world.settled()
+        await world.settle()
         assert not drain.done()
         world.engine.writing.open()
         await drain
@@ -109,7 +109,7 @@ async def test_a_failed_write_fails_the_drain_and_acknowledges_nothing() -> None
 async def test_a_failed_encode_fails_the_drain() -> None:
     world = SinkWorld(clock=ManualClock())
     running = world.run()
-    world.engine.encoding.error = refused()
+    world.engine.encoding.error = remote_silent()
     world.add(1, 5)
     with pytest.raises(Unavailable, match="does not answer"):
         await world.drain(1, 7)
@@ -136,7 +136,7 @@ async def test_a_drain_that_nobody_waits_for_any_more_harms_nobody() -> None:
 
 async def test_a_ddl_that_cannot_be_written_tells_its_caller_and_may_be_repeated() -> None:
     async with SinkWorld(clock=ManualClock()) as world:
-        world.files.error = refused()
+        world.files.error = remote_silent()
         with pytest.raises(Unavailable):
             await world.sink.write_block_event(ddl(7))
         world.files.error = None

@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import Fenced, Unavailable
 from penstock.follow.ddl_events import DdlEvent
 from penstock.testing.clock import ManualClock
-from support.sinkparts import RowlessEngine, SinkWorld, dispatcher, refused
+from support.sinkparts import RowlessEngine, SinkWorld, dispatcher, remote_silent
 
 DDL = DdlEvent(commit_ts=9, type=0, query="", database="shop")
 
@@ -34,7 +34,7 @@ async def test_a_file_that_cannot_be_written_is_not_acknowledged_and_the_others_
 
 async def test_after_a_failure_events_are_ignored_and_calls_for_ddls_raise() -> None:
     world = SinkWorld(clock=ManualClock())
-    world.engine.encoding.error = refused()
+    world.engine.encoding.error = remote_silent()
     world.add(1, 5)
     with pytest.raises(Unavailable, match="does not answer"):
         await world.run()
@@ -53,19 +53,19 @@ async def test_after_a_failure_events_are_ignored_and_calls_for_ddls_raise() -> 
 async def test_a_failure_anywhere_ends_the_sink(where: str) -> None:
     world = SinkWorld(clock=ManualClock())
     if where == "place":
-        world.files.error = refused()
+        world.files.error = remote_silent()
     elif where == "begin":
         world.progress.error = Fenced("another process has the changefeed")
     elif where == "write":
-        world.engine.writing.error = refused()
+        world.engine.writing.error = remote_silent()
     elif where == "release":
 
         async def release(segment: int) -> None:
-            raise refused()
+            raise remote_silent()
 
         world.engine.release = release
     elif where == "checkpoint":
-        world.files.error = refused()
+        world.files.error = remote_silent()
         world.sink.add_checkpoint_ts(5)
     event = world.add(1, 5, 1000) if where != "checkpoint" else None
     if where == "callback":
@@ -94,7 +94,7 @@ async def test_a_sink_that_is_cancelled_unwinds_and_acknowledges_nothing_later()
     with pytest.raises(Unavailable, match="has ended"):
         await drain
     world.engine.writing.open()
-    await world.settled()
+    await world.settle()
     assert world.told == ["d1@5 woken"]
     await world.sink.close()
     assert world.engine.closed
@@ -117,7 +117,7 @@ async def test_close_before_run_releases_everything_and_fails_who_waits() -> Non
     world = SinkWorld(clock=ManualClock())
     world.add(1, 5)
     drain = world.drain(1, 7)
-    await world.settled()
+    await world.settle()
     await world.sink.close()
     with pytest.raises(Unavailable, match="has ended"):
         await drain
@@ -128,7 +128,7 @@ async def test_close_before_run_releases_everything_and_fails_who_waits() -> Non
 async def test_close_writes_everything_that_was_given_before() -> None:
     world = SinkWorld(clock=ManualClock())
     running = world.run()
-    await world.settled()
+    await world.settle()
     for number in range(20):
         for ts in (5, 6, 7):
             world.add(number, ts, 70)
@@ -141,7 +141,7 @@ async def test_close_writes_everything_that_was_given_before() -> None:
 async def test_close_without_anything_to_do_returns() -> None:
     world = SinkWorld(clock=ManualClock())
     running = world.run()
-    await world.settled()
+    await world.settle()
     await world.sink.close()
     await running
     with pytest.raises(Unavailable, match="has ended"):
@@ -166,7 +166,7 @@ async def test_a_close_that_is_given_up_releases_everything_nevertheless() -> No
 async def test_close_fails_with_what_fails_while_it_writes() -> None:
     world = SinkWorld(clock=ManualClock())
     running = world.run()
-    await world.settled()
+    await world.settle()
     world.engine.failing = {"1"}
     world.add(1, 5)
     await world.sink.close()
@@ -183,7 +183,7 @@ async def test_a_dispatcher_that_is_removed_leaves_nothing_behind() -> None:
         world.add(1, 6)
         world.add(2, 6)
         removing = asyncio.ensure_future(world.sink.remove_dispatcher("1"))
-        await world.settled()
+        await world.settle()
         assert not removing.done()
         world.engine.encoding.open()
         await removing
@@ -199,7 +199,7 @@ async def test_a_dispatcher_is_removed_only_after_its_file_under_way() -> None:
         world.add(1, 5, 1000)
         await world.until(lambda: world.engine.writing.waiting == 1)
         removing = asyncio.ensure_future(world.sink.remove_dispatcher("1"))
-        await world.settled()
+        await world.settle()
         assert not removing.done()
         world.engine.writing.open()
         await removing
@@ -213,7 +213,7 @@ async def test_a_drain_of_a_dispatcher_that_is_removed_fails() -> None:
         world.add(1, 5)
         await world.until(lambda: world.engine.encoding.waiting == 1)
         drain = world.drain(1, 7)
-        await world.settled()
+        await world.settle()
         removing = asyncio.ensure_future(world.sink.remove_dispatcher("1"))
         with pytest.raises(Unavailable, match="was removed"):
             await drain

@@ -27,11 +27,11 @@ async def test_a_quiet_dispatcher_is_written_after_the_interval_of_its_oldest_ro
         world.add(2, 6)
         await world.until(lambda: len(world.told) == 3)
         clock.advance(1.9)
-        await world.settled()
+        await world.settle()
         assert not world.engine.files
         clock.advance(0.1)
         await world.until(lambda: {"d1@5 flushed", "d1@6 flushed"} <= set(world.told))
-        await world.settled()
+        await world.settle()
         assert "d2@6 flushed" not in world.told
         await world.until_after(3, lambda: "d2@6 flushed" in world.told)
 
@@ -127,7 +127,7 @@ async def test_the_age_of_the_oldest_event_is_shown_while_the_remote_hangs() -> 
         await world.until(lambda: world.engine.writing.waiting == 1)
         for _ in range(30):
             clock.advance(1)
-            await world.settled()
+            await world.settle()
         assert metric("penstock_sink_oldest_unflushed_age_seconds") >= 29
         assert metric("penstock_sink_active_dispatchers") == 1
         world.engine.writing.open()
@@ -144,7 +144,7 @@ async def test_slow_requests_of_many_dispatchers_overlap() -> None:
         steps = 0
         while len(engine.files) < 1000:
             for _ in range(5):
-                await world.settled()
+                await world.settle()
             clock.advance(0.2)
             steps += 1
             assert steps < 20
@@ -159,13 +159,13 @@ async def test_the_newest_checkpoint_is_written_at_most_every_two_seconds() -> N
         world.sink.add_checkpoint_ts(20)
         world.sink.add_checkpoint_ts(30)
         world.sink.add_checkpoint_ts(25)
-        await world.settled()
+        await world.settle()
         assert world.files.checkpoints == [10]
         await world.until_after(2, lambda: world.files.checkpoints == [10, 30])
         world.sink.add_checkpoint_ts(30)
         world.sink.add_checkpoint_ts(5)
         clock.advance(2)
-        await world.settled()
+        await world.settle()
         assert world.files.checkpoints == [10, 30]
         world.sink.add_checkpoint_ts(40)
         await world.until_after(2, lambda: world.files.checkpoints == [10, 30, 40])
@@ -178,7 +178,7 @@ async def test_what_is_known_of_idle_dispatchers_is_given_back() -> None:
     async with SinkWorld(clock=clock) as world:
         for _ in range(61):
             clock.advance(1)
-            await world.settled()
+            await world.settle()
         assert world.files.swept == [600.0]
 
 

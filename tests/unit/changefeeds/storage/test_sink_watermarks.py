@@ -56,16 +56,16 @@ def test_a_flush_does_not_release_a_wake_that_is_held_before_the_low_mark() -> N
     told: list[str] = []
     ledger = Ledger(sink_options(), SinkMetrics("test"), lambda segment: None, ManualClock())
     for number in range(9):
-        ledger.arrive(Watched(slice_of(number, 5, 1000), told))
+        ledger.add(Watched(slice_of(number, 5, 1000), told))
     while (job := ledger.next_job()) is not None:
         segment = len(told) + 1
         chunks = [[Chunk(segment, n, Position(4), Position(5), 1, 1000)] for n, _ in enumerate(job.events)]
-        ledger.encoded(job, chunks)
+        ledger.finish_encode(job, chunks)
     held = ledger.spool.held_wakes
     assert held > 0
     for left in (8000, 7000, 6000):
         (task,) = ledger.buffers.take(1, 1)
-        ledger.written(task, 1000)
+        ledger.finish_file(task, 1000)
         assert ledger.spool.nbytes == left
         assert ledger.spool.held_wakes == (held if left > 6000 else 0)
     assert sum(each.endswith("woken") for each in told) == 9
@@ -86,7 +86,7 @@ async def test_what_large_files_leave_behind_does_not_keep_dispatchers_waiting()
         engine.encoding.shut()
         for number in range(17):
             world.add(number, 5, 1500)
-        await world.settled()
+        await world.settle()
         engine.encoding.open()
         await world.until(lambda: woken(world) == 17)
 
@@ -96,7 +96,7 @@ async def test_no_job_is_started_that_does_not_fit_into_the_quota() -> None:
         world.engine.writing.shut()
         for number in range(30):
             world.add(number, 5, 1000)
-        await world.settled()
+        await world.settle()
         assert world.sink._ledger.spool.retained_bytes <= 10_000
         assert len(world.sink._ledger.shards) == 20
         world.engine.writing.open()
@@ -127,7 +127,7 @@ async def test_a_segment_that_one_quiet_dispatcher_holds_does_not_fill_the_spool
             world.add(2, ts, 999)
             world.engine.encoding.open()
             await world.until(lambda: f"d2@{ts} flushed" in world.told or not world.engine.writing.waiting)  # noqa: B023 - awaited at once
-            await world.settled()
+            await world.settle()
         await world.until(lambda: "d2@29 woken" in world.told)
         assert world.sink._ledger.spool.retained_bytes <= 10_000
 
@@ -142,7 +142,7 @@ async def test_a_remote_that_hangs_for_long_leaves_the_spool_bounded() -> None:
                 world.add(number, ts, 400)
         for _ in range(60):
             clock.advance(10)
-            await world.settled()
+            await world.settle()
         assert world.sink._ledger.spool.retained_bytes <= 10_000
         assert world.sink._ledger.oldest_age_s == 600
         engine.writing.open()

@@ -33,11 +33,11 @@ def test_wakes_stop_above_the_high_mark_and_resume_at_the_low_one() -> None:
     assert spool.held_wakes == 2
     spool.remove([chunk(1, number=1)])
     spool.add([chunk(0, 2)])
-    assert not spool.resumed()  # 80 is below high and still above low
+    assert not spool.release_held()  # 80 is below high and still above low
     assert not spool.admit(event())
     spool.remove([chunk(80)])
-    assert len(spool.resumed()) == 3
-    assert spool.resumed() == ()
+    assert len(spool.release_held()) == 3
+    assert spool.release_held() == ()
     assert spool.held_wakes == 0
     assert spool.admit(event())
 
@@ -47,7 +47,7 @@ def test_wakes_resume_at_exactly_the_low_mark() -> None:
     spool.add([chunk(60), chunk(21, number=1)])
     assert not spool.admit(held := event())
     spool.remove([chunk(21, number=1)])
-    assert spool.resumed() == [held]
+    assert spool.release_held() == [held]
 
 
 def test_the_marks_are_shares_of_the_quota() -> None:

@@ -1,12 +1,8 @@
-"""Which dispatchers have something in the spool, and whose file is to be written next. Pure.
+"""What each dispatcher has in the spool, in order, and whose file is to be written next. Pure.
 
-Only dispatchers with something in the spool exist here: the others, however many, cost nothing.
-
-What one dispatcher has in the spool, in order, and how a file is cut off its front. Pure.
-
-How large something becomes, learnt per dispatcher from what it became before. Pure.
-
-A file that is to be written: which chunks, why now, and who is told afterwards. Pure.
+`Buffers` decides which files are due. Only dispatchers with something in the spool exist here: the others,
+however many, cost nothing. A `DispatcherBuffer` cuts the next file, a `FileTask`, off its front. A
+`SizeEstimator` learns how large files become.
 """
 
 from collections import OrderedDict, deque
@@ -17,32 +13,35 @@ from heapq import heappop, heappush
 from itertools import count
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
+from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker, QueueItem
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.slices import TableSpan
 
-Waiting = DmlEvent | DrainMarker
+_DISPATCHERS_MAX = 10_000  # whose ratios are known; the least recently used are forgotten first
 
 
 class FlushReason(Enum):
-    """Why a file was closed. ERROR is counted for one that could not be written."""
+    """Why a file was closed. ERROR is counted for a file that could not be written."""
 
     SIZE = "size"
     INTERVAL = "interval"
     DDL = "ddl"  # a drain, or rows of another schema version came next
-    QUOTA = "quota"  # the spool is full of files that are not
+    QUOTA = "quota"  # the spool is full, and this file is not
     CLOSE = "close"
     ERROR = "error"
 
 
 @dataclass(slots=True, eq=False)
 class FileTask:
-    """Chunks of one dispatcher and schema version, in order. `waiting` is told, in order, afterwards."""
+    """A file to write: chunks of one dispatcher and schema version, in order.
+
+    The items in `waiting` are acknowledged, in order, when the file is on the remote.
+    """
 
     dispatcher: TableSpan
     schema: SchemaVersion
     chunks: tuple[Chunk, ...]
-    waiting: list[Waiting]
+    waiting: list[QueueItem]
     reason: FlushReason
 
     @property
@@ -56,9 +55,183 @@ class FileTask:
         return sum(chunk.rows for chunk in self.chunks)
 
 
+class Buffers:
+    """The chunks of each dispatcher, and the files that are due.
+
+    A file is due when it has reached its size, when its oldest row has been here for the interval, when a
+    marker or another schema version follows, when the spool needs room, or on close. A dispatcher whose file
+    is due goes on collecting until the file is taken, so that a slow remote makes files larger, not more.
+    Dispatchers that are due take turns; each has at most one file under way.
+    """
+
+    def __init__(self, file_size: int, interval_s: float, ratios: "SizeEstimator") -> None:
+        self._file_size = file_size
+        self._interval_s = interval_s
+        self._ratios = ratios
+        self._buffers: dict[str, DispatcherBuffer] = {}
+        self._due: deque[DispatcherBuffer] = deque()
+        # The serial number keeps the heap from comparing buffers of the same deadline.
+        self._deadlines: list[tuple[float, int, DispatcherBuffer]] = []
+        self._serial = count()
+        self._closing = False
+        self._queued_bytes = 0  # in no file yet
+        self._due_bytes = 0  # of these, in buffers that are due
+
+    @property
+    def active(self) -> int:
+        """How many dispatchers have something in the spool."""
+        return len(self._buffers)
+
+    @property
+    def has_due(self) -> bool:
+        """Whether `take` would return a file."""
+        return bool(self._due)
+
+    @property
+    def resting_bytes(self) -> int:
+        """The bytes in the spool that are in no file and not due."""
+        return self._queued_bytes - self._due_bytes
+
+    def add(self, event: DmlEvent, chunks: Sequence[Chunk], arrived_at: float) -> bool:
+        """Add an encoded event. True: it has no chunks and follows nothing, so it is done."""
+        if not chunks:
+            return not self._follow(event.slice.dispatcher.id, event)
+        buffer = self._buffer_of(event.slice.dispatcher)
+        last = len(chunks) - 1
+        for number, chunk in enumerate(chunks):
+            ends = event if number == last else None
+            buffer.add(BufferedChunk(chunk, event.slice.schema, arrived_at, ends))
+            self._queued_bytes += chunk.nbytes
+            self._due_bytes += chunk.nbytes if buffer.due else 0
+        self._watch(buffer)
+        self._check_due(buffer)
+        return False
+
+    def mark(self, marker: QueueItem, dispatcher_id: str) -> bool:
+        """Add a marker after everything of its dispatcher. True: nothing is before it, so it is done."""
+        if not self._follow(dispatcher_id, marker):
+            return True
+        self._check_due(self._buffers[dispatcher_id])
+        return False
+
+    def _follow(self, dispatcher_id: str, item: QueueItem) -> bool:
+        buffer = self._buffers.get(dispatcher_id)
+        return buffer is not None and buffer.follow(item)
+
+    def _buffer_of(self, dispatcher: TableSpan) -> "DispatcherBuffer":
+        buffer = self._buffers.get(dispatcher.id)
+        if buffer is None:
+            buffer = self._buffers[dispatcher.id] = DispatcherBuffer(dispatcher)
+        return buffer
+
+    def _check_due(self, buffer: "DispatcherBuffer") -> None:
+        """Make a buffer due if it wants a file. With a file under way, its turn comes when that has ended."""
+        if self._closing and buffer.queue:
+            buffer.forced = buffer.forced or FlushReason.CLOSE
+        if buffer.due or not buffer.wants_file(self._file_size, self._ratios.ratio(buffer.dispatcher.id)):
+            return
+        buffer.due = True
+        self._due_bytes += buffer.nbytes
+        if buffer.writing is None:
+            self._due.append(buffer)
+
+    def _force(self, buffer: "DispatcherBuffer", reason: FlushReason) -> None:
+        buffer.forced = buffer.forced or reason
+        self._check_due(buffer)
+
+    def _watch(self, buffer: "DispatcherBuffer") -> None:
+        """Watch the deadline of a buffer's oldest row."""
+        if buffer.oldest is not None and not buffer.timed:
+            buffer.timed = True
+            at = buffer.oldest.arrived_at + self._interval_s
+            heappush(self._deadlines, (at, next(self._serial), buffer))
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` has something to do."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def tick(self, now: float) -> None:
+        """Make the buffers due whose oldest row has been here for the interval."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            buffer = heappop(self._deadlines)[2]
+            buffer.timed = False
+            if buffer.oldest is not None and buffer.oldest.arrived_at + self._interval_s <= now:
+                self._force(buffer, FlushReason.INTERVAL)
+            else:
+                self._watch(buffer)
+
+    def take(self, files_max: int, bytes_max: int) -> list[FileTask]:
+        """Take files of different dispatchers to write now: at most `files_max`, none past `bytes_max`."""
+        tasks: list[FileTask] = []
+        nbytes = 0
+        while self._due and len(tasks) < files_max and nbytes < bytes_max:
+            buffer = self._due.popleft()
+            buffer.due = False
+            self._due_bytes -= buffer.nbytes
+            task = buffer.cut(self._file_size, self._ratios.ratio(buffer.dispatcher.id))
+            self._queued_bytes -= task.nbytes
+            self._watch(buffer)
+            self._check_due(buffer)
+            tasks.append(task)
+            nbytes += task.nbytes
+        return tasks
+
+    def finish(self, task: FileTask) -> None:
+        """End a file that is written or skipped: the dispatcher's next one may begin."""
+        buffer = self._buffers[task.dispatcher.id]
+        assert buffer.writing is task, "another file of the dispatcher is under way"
+        buffer.writing = None
+        if not buffer.queue:
+            del self._buffers[task.dispatcher.id]
+        elif buffer.due:
+            self._due.append(buffer)
+
+    def flush(self) -> None:
+        """Make everything due, now and from now on: the sink closes."""
+        self._closing = True
+        for buffer in self._buffers.values():
+            self._check_due(buffer)
+
+    def relieve(self, keep_bytes: int) -> None:
+        """Make the largest files due until at most `keep_bytes` are not due."""
+        if self.resting_bytes <= keep_bytes:
+            return
+        resting = [buffer for buffer in self._buffers.values() if not buffer.due and buffer.queue]
+        for buffer in sorted(resting, key=lambda buffer: -buffer.nbytes):
+            if self.resting_bytes <= keep_bytes:
+                return
+            self._force(buffer, FlushReason.QUOTA)
+
+    def unpin(self, segments: Collection[int]) -> None:
+        """Make the buffers due whose oldest row is in one of these segments."""
+        for buffer in self._buffers.values():
+            if not buffer.due and buffer.oldest is not None and buffer.oldest.chunk.segment in segments:
+                self._force(buffer, FlushReason.QUOTA)
+
+    def is_writing(self, dispatcher_id: str) -> bool:
+        """Return whether a file of the dispatcher is under way."""
+        buffer = self._buffers.get(dispatcher_id)
+        return buffer is not None and buffer.writing is not None
+
+    def drop(self, dispatcher_id: str) -> tuple[list[Chunk], list[QueueItem]]:
+        """Drop what a dispatcher has in no file yet; return its chunks and the items that waited."""
+        buffer = self._buffers.get(dispatcher_id)
+        if buffer is None:
+            return [], []
+        self._queued_bytes -= buffer.nbytes
+        if buffer.due:
+            buffer.due = False
+            self._due_bytes -= buffer.nbytes
+            if buffer.writing is None:
+                self._due.remove(buffer)
+        if buffer.writing is None:
+            del self._buffers[dispatcher_id]
+        return buffer.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class BufferedChunk:
-    """A chunk in its lane. `ends` is the event whose last chunk it is."""
+    """A chunk in its dispatcher's buffer. `ends` is the event whose last chunk it is."""
 
     chunk: Chunk
     schema: SchemaVersion
@@ -73,65 +246,63 @@ class BufferedChunk:
 
 @dataclass(slots=True, eq=False)
 class DispatcherBuffer:
-    """A dispatcher's pieces, events without rows and markers, first in, first out; one file at a time.
+    """A dispatcher's chunks, events without rows and markers, first in, first out; one file at a time.
 
-    Invariant: what has no rows always follows a piece; if there is none, it waits for the file under way, and
-    without one it is told at once.
+    Invariant: an item without rows always follows a chunk in the queue. If there is none, it waits for the
+    file under way; without such a file, it is acknowledged at once.
     """
 
     dispatcher: TableSpan
-    queue: deque[BufferedChunk | Waiting] = field(default_factory=deque)
-    nbytes: int = 0  # of the pieces
-    breaks: int = 0  # markers, and pieces of another version than the piece before them
+    queue: deque[BufferedChunk | QueueItem] = field(default_factory=deque)
+    nbytes: int = 0  # of the chunks
+    breaks: int = 0  # markers, and chunks of another version than the chunk before them
     writing: FileTask | None = None
-    forced: FlushReason | None = (
-        None  # why what is here now is to be written, if size or a break do not say so
-    )
+    forced: FlushReason | None = None  # why the queue is to be written, if neither size nor a break says so
     timed: bool = False  # a deadline of it is watched
     due: bool = False  # in the queue of those to write
-    _last_version: tuple[int, int] | None = None  # of the newest piece in the queue
+    _last_version: tuple[int, int] | None = None  # of the newest chunk in the queue
 
     @property
     def oldest(self) -> BufferedChunk | None:
-        """The piece that is written next."""
+        """The chunk that is written next."""
         first = self.queue[0] if self.queue else None
-        assert first is None or isinstance(first, BufferedChunk), "what has no rows follows a piece"
+        assert first is None or isinstance(first, BufferedChunk), "an item without rows follows a chunk"
         return first
 
-    def add(self, piece: BufferedChunk) -> None:
-        """One more at the end."""
-        self.breaks += self._last_version is not None and piece.version != self._last_version
-        self._last_version = piece.version
-        self.nbytes += piece.chunk.nbytes
-        self.queue.append(piece)
+    def add(self, buffered: BufferedChunk) -> None:
+        """Append a chunk."""
+        self.breaks += self._last_version is not None and buffered.version != self._last_version
+        self._last_version = buffered.version
+        self.nbytes += buffered.chunk.nbytes
+        self.queue.append(buffered)
 
-    def follow(self, waiting: Waiting) -> bool:
-        """Tell somebody after everything that is here; False: nothing is."""
+    def follow(self, item: QueueItem) -> bool:
+        """Have an item acknowledged after everything that is here; return False when nothing is."""
         if self.queue:
-            self.queue.append(waiting)
-            self.breaks += isinstance(waiting, DrainMarker)
+            self.queue.append(item)
+            self.breaks += isinstance(item, DrainMarker)
         elif self.writing is not None:
-            self.writing.waiting.append(waiting)
+            self.writing.waiting.append(item)
         else:
             return False
         return True
 
-    def wants(self, file_size: int, ratio: float) -> bool:
-        """Whether a file is to be cut off it as soon as none is under way."""
+    def wants_file(self, file_size: int, ratio: float) -> bool:
+        """Return whether a file is to be cut off as soon as none is under way."""
         if not self.queue:
             return False
         return self.breaks > 0 or self.forced is not None or self.nbytes * ratio >= file_size
 
     def cut(self, file_size: int, ratio: float) -> FileTask:
-        """Take a file off the front: as close to the size as whole pieces come, and never across a break.
+        """Cut a file off the front: of whole chunks, as close to the size as possible, never across a break.
 
-        A byte of a piece is expected to become `ratio` bytes of the file.
+        A byte of a chunk is expected to become `ratio` bytes of the file.
         """
         first = self.oldest
-        assert first is not None, "a file has at least one piece"
+        assert first is not None, "a file has at least one chunk"
         assert self.writing is None, "a dispatcher has one file under way"
-        pieces: list[BufferedChunk] = []
-        waiting: list[Waiting] = []
+        chunks: list[Chunk] = []
+        waiting: list[QueueItem] = []
         size, reason = 0.0, None
         while self.queue and reason is None:
             head = self.queue[0]
@@ -139,33 +310,36 @@ class DispatcherBuffer:
                 grown = size + head.chunk.nbytes * ratio
                 if head.version != first.version:
                     reason = FlushReason.DDL
-                elif pieces and grown - file_size > file_size - size:
+                elif chunks and grown - file_size > file_size - size:
                     reason = FlushReason.SIZE
                 else:
-                    self._take(head, pieces, waiting)
+                    self._take(head, chunks, waiting)
                     size, reason = grown, FlushReason.SIZE if grown >= file_size else None
             elif isinstance(head, DrainMarker):
                 reason = FlushReason.DDL
             else:
                 waiting.append(head)
                 self.queue.popleft()
-        self._begin_anew(first, waiting)
-        chunks = tuple(piece.chunk for piece in pieces)
+        self._take_followers(first, waiting)
         self.writing = FileTask(
-            self.dispatcher, first.schema, chunks, waiting, reason or self.forced or FlushReason.INTERVAL
+            self.dispatcher,
+            first.schema,
+            tuple(chunks),
+            waiting,
+            reason or self.forced or FlushReason.INTERVAL,
         )
         self.forced = None
         return self.writing
 
-    def _take(self, piece: BufferedChunk, pieces: list[BufferedChunk], waiting: list[Waiting]) -> None:
+    def _take(self, head: BufferedChunk, chunks: list[Chunk], waiting: list[QueueItem]) -> None:
         self.queue.popleft()
-        self.nbytes -= piece.chunk.nbytes
-        pieces.append(piece)
-        if piece.ends is not None:
-            waiting.append(piece.ends)
+        self.nbytes -= head.chunk.nbytes
+        chunks.append(head.chunk)
+        if head.ends is not None:
+            waiting.append(head.ends)
 
-    def _begin_anew(self, before: BufferedChunk, waiting: list[Waiting]) -> None:
-        """Who follows the file without rows of their own is told with it; what comes next begins a file."""
+    def _take_followers(self, before: BufferedChunk, waiting: list[QueueItem]) -> None:
+        """Let the items without rows that follow the file wait for it; the next chunk begins a file."""
         while self.queue:
             head = self.queue[0]
             if isinstance(head, BufferedChunk):
@@ -176,10 +350,10 @@ class DispatcherBuffer:
             self.queue.popleft()
         self._last_version = None
 
-    def clear(self) -> tuple[list[Chunk], list[Waiting]]:
-        """Forget what is not under way: the chunks, and who would have been told."""
+    def clear(self) -> tuple[list[Chunk], list[QueueItem]]:
+        """Drop what is not under way; return the chunks and the items that waited."""
         chunks: list[Chunk] = []
-        waiting: list[Waiting] = []
+        waiting: list[QueueItem] = []
         for entry in self.queue:
             if isinstance(entry, BufferedChunk):
                 chunks.append(entry.chunk)
@@ -193,14 +367,11 @@ class DispatcherBuffer:
         return chunks, waiting
 
 
-_DISPATCHERS_MAX = 10_000  # the least recently used are forgotten first
-
-
 class SizeEstimator:
-    """Bytes out per byte in, per dispatcher: a mean that is weighted by bytes and forgets.
+    """Learns bytes out per byte in, for each dispatcher: a mean that is weighted by bytes and forgets.
 
-    `window_bytes` of input halve the weight of everything before. A dispatcher that is not known yet goes by
-    what all together show, and the first one by `first`.
+    `window_bytes` of input halve the weight of everything before. A dispatcher that is not known yet gets the
+    ratio of all dispatchers together, and the first one `first`.
     """
 
     def __init__(self, window_bytes: int, *, first: float = 1.0) -> None:
@@ -209,13 +380,13 @@ class SizeEstimator:
         self._all = _Mean(window_bytes, first)
         self._dispatchers: OrderedDict[str, _Mean] = OrderedDict()
 
-    def of(self, dispatcher_id: str) -> float:
-        """Expected bytes out of one byte in."""
+    def ratio(self, dispatcher_id: str) -> float:
+        """Return the expected bytes out of one byte in."""
         known = self._dispatchers.get(dispatcher_id)
         return (known or self._all).ratio
 
     def learn(self, dispatcher_id: str, bytes_in: int, bytes_out: int) -> None:
-        """One more that is known now; of nothing comes no knowledge."""
+        """Learn from one output; an empty input teaches nothing."""
         if bytes_in <= 0:
             return
         mean = self._dispatchers.pop(dispatcher_id, None) or _Mean(self._window, self._all.ratio)
@@ -226,7 +397,7 @@ class SizeEstimator:
             self._dispatchers.popitem(last=False)
 
     def forget(self, dispatcher_id: str) -> None:
-        """The dispatcher is gone."""
+        """Forget a dispatcher that is gone."""
         self._dispatchers.pop(dispatcher_id, None)
 
 
@@ -248,176 +419,3 @@ class _Mean:
         kept = 0.5 ** (bytes_in / self._window)
         self._in = self._in * kept + bytes_in
         self._out = self._out * kept + bytes_out
-
-
-class Buffers:
-    """Chunks by dispatcher, and the files that are due.
-
-    A file is due when it has reached its size, when its oldest row has been here for the interval, when a
-    marker or another schema version follows, when the spool needs room, or on close. A dispatcher whose file
-    is due goes on collecting until the file is taken, so that a slow remote makes files larger, not more.
-    Dispatchers that are due take turns; one has at most one file under way.
-    """
-
-    def __init__(self, file_size: int, interval_s: float, ratios: SizeEstimator) -> None:
-        self._file_size = file_size
-        self._interval_s = interval_s
-        self._ratios = ratios
-        self._lanes: dict[str, DispatcherBuffer] = {}
-        self._due: deque[DispatcherBuffer] = deque()
-        self._deadlines: list[tuple[float, int, DispatcherBuffer]] = []
-        self._serial = count()
-        self._closing = False
-        self._queued_bytes = 0  # in no file yet
-        self._due_bytes = 0  # of these, in lanes that are due
-
-    @property
-    def active(self) -> int:
-        """Dispatchers with something in the spool."""
-        return len(self._lanes)
-
-    @property
-    def has_due(self) -> bool:
-        """Whether `take` would give something."""
-        return bool(self._due)
-
-    @property
-    def resting_bytes(self) -> int:
-        """What is in the spool and not due."""
-        return self._queued_bytes - self._due_bytes
-
-    def add(self, event: DmlEvent, chunks: Sequence[Chunk], arrived_at: float) -> bool:
-        """An event was encoded. True: there is nothing of it or before it, so that it is done."""
-        if not chunks:
-            return not self._follow(event.slice.dispatcher.id, event)
-        lane = self._lane(event.slice.dispatcher)
-        last = len(chunks) - 1
-        for number, chunk in enumerate(chunks):
-            ends = event if number == last else None
-            lane.add(BufferedChunk(chunk, event.slice.schema, arrived_at, ends))
-            self._queued_bytes += chunk.nbytes
-            self._due_bytes += chunk.nbytes if lane.due else 0
-        self._watch(lane)
-        self._judge(lane)
-        return False
-
-    def mark(self, marker: Waiting, dispatcher_id: str) -> bool:
-        """A marker came through the shard. True: there is nothing before it, so that it is done."""
-        if not self._follow(dispatcher_id, marker):
-            return True
-        self._judge(self._lanes[dispatcher_id])
-        return False
-
-    def _follow(self, dispatcher_id: str, waiting: Waiting) -> bool:
-        lane = self._lanes.get(dispatcher_id)
-        return lane is not None and lane.follow(waiting)
-
-    def _lane(self, dispatcher: TableSpan) -> DispatcherBuffer:
-        lane = self._lanes.get(dispatcher.id)
-        if lane is None:
-            lane = self._lanes[dispatcher.id] = DispatcherBuffer(dispatcher)
-        return lane
-
-    def _judge(self, lane: DispatcherBuffer) -> None:
-        """Make it due if it wants to be. One with a file under way gets its turn when that has ended."""
-        if self._closing and lane.queue:
-            lane.forced = lane.forced or FlushReason.CLOSE
-        if lane.due or not lane.wants(self._file_size, self._ratios.of(lane.dispatcher.id)):
-            return
-        lane.due = True
-        self._due_bytes += lane.nbytes
-        if lane.writing is None:
-            self._due.append(lane)
-
-    def _force(self, lane: DispatcherBuffer, reason: FlushReason) -> None:
-        lane.forced = lane.forced or reason
-        self._judge(lane)
-
-    def _watch(self, lane: DispatcherBuffer) -> None:
-        """Have the deadline of its oldest row watched."""
-        if lane.oldest is not None and not lane.timed:
-            lane.timed = True
-            at = lane.oldest.arrived_at + self._interval_s
-            heappush(self._deadlines, (at, next(self._serial), lane))
-
-    def next_deadline(self) -> float | None:
-        """When `tick` has something to do."""
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def tick(self, now: float) -> None:
-        """Make those due whose oldest row is as old as the interval."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            lane = heappop(self._deadlines)[2]
-            lane.timed = False
-            if lane.oldest is not None and lane.oldest.arrived_at + self._interval_s <= now:
-                self._force(lane, FlushReason.INTERVAL)
-            else:
-                self._watch(lane)
-
-    def take(self, files_max: int, bytes_max: int) -> list[FileTask]:
-        """Files to write now, of different dispatchers: at most so many, and no more after so many bytes."""
-        tasks: list[FileTask] = []
-        nbytes = 0
-        while self._due and len(tasks) < files_max and nbytes < bytes_max:
-            lane = self._due.popleft()
-            lane.due = False
-            self._due_bytes -= lane.nbytes
-            task = lane.cut(self._file_size, self._ratios.of(lane.dispatcher.id))
-            self._queued_bytes -= task.nbytes
-            self._watch(lane)
-            self._judge(lane)
-            tasks.append(task)
-            nbytes += task.nbytes
-        return tasks
-
-    def done(self, task: FileTask) -> None:
-        """The file is written, or given up: the dispatcher's next one may begin."""
-        lane = self._lanes[task.dispatcher.id]
-        assert lane.writing is task, "another file of the dispatcher is under way"
-        lane.writing = None
-        if not lane.queue:
-            del self._lanes[task.dispatcher.id]
-        elif lane.due:
-            self._due.append(lane)
-
-    def flush(self) -> None:
-        """Everything is due, now and from now on: the sink closes."""
-        self._closing = True
-        for lane in self._lanes.values():
-            self._judge(lane)
-
-    def relieve(self, keep_bytes: int) -> None:
-        """Make the largest files due until no more than `keep_bytes` rest."""
-        if self.resting_bytes <= keep_bytes:
-            return
-        resting = [lane for lane in self._lanes.values() if not lane.due and lane.queue]
-        for lane in sorted(resting, key=lambda each: -each.nbytes):
-            if self.resting_bytes <= keep_bytes:
-                return
-            self._force(lane, FlushReason.QUOTA)
-
-    def unpin(self, segments: Collection[int]) -> None:
-        """Make those due whose oldest row is in one of these segments."""
-        for lane in self._lanes.values():
-            if not lane.due and lane.oldest is not None and lane.oldest.chunk.segment in segments:
-                self._force(lane, FlushReason.QUOTA)
-
-    def writing(self, dispatcher_id: str) -> bool:
-        """Whether a file of the dispatcher is under way."""
-        lane = self._lanes.get(dispatcher_id)
-        return lane is not None and lane.writing is not None
-
-    def drop(self, dispatcher_id: str) -> tuple[list[Chunk], list[Waiting]]:
-        """Forget what a dispatcher has in no file yet: the chunks, and who would have been told."""
-        lane = self._lanes.get(dispatcher_id)
-        if lane is None:
-            return [], []
-        self._queued_bytes -= lane.nbytes
-        if lane.due:
-            lane.due = False
-            self._due_bytes -= lane.nbytes
-            if lane.writing is None:
-                self._due.remove(lane)
-        if lane.writing is None:
-            del self._lanes[dispatcher_id]
-        return lane.clear()

@@ -1,4 +1,4 @@
-"""Data files that are old enough go: which they are, and the job that removes them by a cron spec."""
+"""Removes expired data files by a cron spec: which files have expired, and the task that deletes them."""
 
 import asyncio
 import logging
@@ -12,13 +12,13 @@ from urllib.parse import unquote, urlsplit
 from penstock.changefeeds.sinks.storage.layout import NUMBER_DIGITS_MIN
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.object_storage import STAGING, ObjectStorage, Stored
+from penstock.object_storage import STAGING, ObjectStorage, StoredObject
 
 _log = logging.getLogger(__name__)
 
 _THREADS = 16
 _DAY_MS = 86_400_000
-_NAP_S = 600.0  # how long the wall clock is trusted to go on as it does
+_NAP_S = 600.0  # the longest sleep before the wall clock is read again: it may be set meanwhile
 _DATED = re.compile(
     r"/(?P<date>\d{4}-\d{2}-\d{2})"
     rf"/(?:CDC(?:_[0-9A-Za-z-]+_)?\d{{{NUMBER_DIGITS_MIN},}}\.[a-z.]+|meta/CDC(?:_[0-9A-Za-z-]+)?\.index)$",
@@ -26,10 +26,10 @@ _DATED = re.compile(
 )
 
 
-def expired(paths: Iterable[str], checkpoint_ts: int, days: int) -> list[str]:
-    """The data and index files whose date is more than `days` before that of the checkpoint, in UTC.
+def expired_paths(paths: Iterable[str], checkpoint_ts: int, days: int) -> list[str]:
+    """Return the data and index files whose date is more than `days` before the checkpoint's, in UTC.
 
-    Everything else stays: schema files have no date, and a table may have a name that looks like one.
+    All other files stay: schema files have no date, and a table may have a name that looks like a date.
     """
     day = datetime.fromtimestamp(physical_ms(checkpoint_ts) / 1000, UTC).toordinal()
     if days >= day:  # there is no date so long ago
@@ -38,22 +38,23 @@ def expired(paths: Iterable[str], checkpoint_ts: int, days: int) -> list[str]:
     return [path for path in paths if (found := _DATED.search(path)) and found["date"] < oldest_kept]
 
 
-def young_folders(files: Iterable[Stored], since_ms: int) -> set[str]:
-    """The folders by day that have a file which was written since a moment."""
-    found = ((_DATED.search(each.path), each) for each in files)
-    return {_folder(each.path) for dated, each in found if dated and each.modified_ms > since_ms}
+def young_folders(files: Iterable[StoredObject], since_ms: int) -> set[str]:
+    """Return the folders of days with a file that was written after `since_ms`."""
+    return {
+        _day_folder(file.path) for file in files if file.modified_ms > since_ms and _DATED.search(file.path)
+    }
 
 
-def _folder(path: str) -> str:
+def _day_folder(path: str) -> str:
     dated = _DATED.search(path)
     assert dated is not None, "only files in folders by day expire"
     return path[: dated.end("date")]
 
 
 class FileCleanup:
-    """Removes files that have expired, whenever the cron spec of the options comes round.
+    """Removes expired files at the times of the options' cron spec.
 
-    A run that fails is logged and left to the next one; runs never overlap.
+    A run that fails is logged, and the next one tries again. Runs never overlap.
     """
 
     def __init__(
@@ -77,23 +78,23 @@ class FileCleanup:
             await self._sleep_until(self._options.file_cleanup_cron_spec.next_ms(self._clock.wall_ms()))
             try:
                 removed = await asyncio.to_thread(self.clean)
-            except Exception as error:  # noqa: BLE001 - nobody waits for this task: it must outlive whatever it is
+            except Exception as error:  # noqa: BLE001 - nobody awaits this task, so it must survive any failure
                 facts = {"error": f"{type(error).__name__}: {error}"}
                 _log.warning("expired files could not all be removed", extra=facts)
             else:
                 _log.info("removed expired files", extra={"files": removed})
 
     def clean(self) -> int:
-        """Remove what has expired, and local directories that are empty then; return the number of files.
+        """Remove expired files, and local directories that are empty then; return the number of files.
 
-        A folder of which a file was written within those days stays: a changefeed that catches up writes
-        files of old commits, and whoever reads them has as long for them.
+        A folder stays while one of its files is younger than the expiration: a changefeed that catches up
+        writes files of old commits, and their readers get the same time for them.
         """
         days = self._options.file_expiration_days
-        files = self._target.listed("")
+        files = self._target.list_objects("")
         young = young_folders(files, self._clock.wall_ms() - days * _DAY_MS)
-        old = expired((each.path for each in files), self._checkpoint_ts(), days)
-        paths = [path for path in old if _folder(path) not in young]
+        old = expired_paths((file.path for file in files), self._checkpoint_ts(), days)
+        paths = [path for path in old if _day_folder(path) not in young]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-cleanup") as pool:
             for _ in pool.map(self._target.delete, paths):
                 pass
@@ -108,9 +109,10 @@ class FileCleanup:
 
 
 def remove_empty_directories(root: Path) -> int:
-    """Remove the directories below `root` that hold nothing but such directories; return how many.
+    """Remove the directories below `root` that hold no files at any depth; return how many.
 
-    One that somebody writes into stays; whoever was about to write the first file there has to try again.
+    A directory that gets a file meanwhile stays. A writer that was about to write the first file of a removed
+    directory has to try again.
     """
     staging = root / STAGING.rstrip("/")
     folders = [path for path in root.rglob("*") if path.is_dir() and path != staging]

@@ -1,4 +1,4 @@
-"""Names of everything a storage sink writes, as TiCDC lays it out, and the way back from a path. Pure.
+"""Paths of everything a storage sink writes, as TiCDC lays it out, and how to parse them. Pure.
 
     metadata                                                          the checkpoint
     <schema>/meta/schema_<version>_<checksum>.json                    a database
@@ -7,11 +7,10 @@
     <schema>/<table>/<version>[/<partition>][/<date>]/meta/CDC.index  the newest file's name
 
 Where several dispatchers write into one folder: CDC_<dispatcher>_<number> and CDC_<dispatcher>.index. With
-table ids as paths, <table id> stands for <schema>/<table> and partitions have folders by their own ids.
+table ids as paths, <table id> replaces <schema>/<table>, and partitions have folders by their own ids.
 
-The numbers of data files: which is next in a folder that may have been left at any moment. Pure.
-
-The `metadata` file: up to where everything is on the remote. Pure.
+It also finds the next number in a folder that a crash may have left at any moment, and has the content of
+`metadata`.
 """
 
 import json
@@ -22,7 +21,6 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Literal
 
-from penstock.changefeeds.codecs.options import Compression, Protocol
 from penstock.errors import Corrupt
 
 DateSeparator = Literal["none", "year", "month", "day"]
@@ -32,7 +30,7 @@ NUMBER_DIGITS_MIN = 6
 _DATE_FORMATS = {"none": "", "year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d"}
 _DATE_PATTERNS = {
     "none": "(?P<date>)",
-    "year": r"/(?P<date>\d{4})",  # cannot be told from a partition's id unless it is always there
+    "year": r"/(?P<date>\d{4})",  # required: an optional one could not be told from a partition's id
     "month": r"(?:/(?P<date>\d{4}-\d{2}))?",
     "day": r"(?:/(?P<date>\d{4}-\d{2}-\d{2}))?",
 }
@@ -48,15 +46,17 @@ _SCHEMA_FILE = r"meta/schema_(?P<version>\d+)_(?P<checksum>\d{10})\.json"
 _SCHEMA_BY_NAME = re.compile(rf"(?P<schema>[^/]+)/(?:(?P<table>[^/]+)/)?{_SCHEMA_FILE}", re.ASCII)
 _SCHEMA_BY_ID = re.compile(rf"(?P<table_id>\d+)/{_SCHEMA_FILE}", re.ASCII)
 _META = re.compile(rf"(?:^|/)(?:{_SCHEMA_FILE}|meta/CDC(?:_[0-9A-Za-z-]+)?\.index)$", re.ASCII)
-_EXTENSIONS = {"canal-json": ".json", "debezium": ".json", "csv": ".csv", "parquet": ".parquet"}
-_COMPRESSED = {"none": "", "gzip": ".gz", "zstd": ".zst"}
+_CHECKPOINT_MEMBER = "checkpoint-ts"
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/%]|^\.{1,2}$")
 _ESCAPED = re.compile(r"%([01][0-9A-F]|7F|2F|25|2E)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """Where data files of one version of a table are; `table_id` instead of names with table ids as paths."""
+    """The folder of the data files of one version of a table.
+
+    `table_id` replaces the names where table ids are the paths of tables.
+    """
 
     schema: str = ""
     table: str = ""
@@ -76,13 +76,13 @@ class Folder:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """A table's folders are read in this order."""
+        """The order in which a table's folders are read."""
         return self.version, self.partition, self.date
 
 
 @dataclass(frozen=True, slots=True)
 class DataPath:
-    """A data file. `dispatcher_id` is empty where the folder has one dispatcher."""
+    """The parsed path of a data file. `dispatcher_id` is empty where the folder has one dispatcher."""
 
     folder: Folder
     dispatcher_id: str
@@ -92,7 +92,7 @@ class DataPath:
 
 @dataclass(frozen=True, slots=True)
 class IndexPath:
-    """An index file: its content is the name of the newest data file, and a line end."""
+    """The parsed path of an index file, whose content is the name of the newest data file and a line end."""
 
     folder: Folder
     dispatcher_id: str
@@ -100,7 +100,7 @@ class IndexPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaPath:
-    """A schema file; without a table and an id it is a database's."""
+    """The parsed path of a schema file; without a table and an id it is a database's."""
 
     schema: str = ""
     table: str = ""
@@ -118,72 +118,67 @@ class FileName:
     extension: str
 
     def text(self, digits: int) -> str:
-        """The name with the number padded to so many digits; a wider one is not cut."""
+        """Return the name with the number padded to so many digits; a wider number is not cut."""
         owner = f"_{self.dispatcher_id}_" if self.dispatcher_id else ""
         return f"CDC{owner}{self.number:0{digits}d}{self.extension}"
 
 
 def escape(name: str) -> str:
-    """A database's or table's name as one part of a path. Only names that no path can have are changed."""
-    return _UNSAFE.sub(lambda found: "".join(f"%{ord(each):02X}" for each in found[0]), name)
+    """Return a database's or table's name as one part of a path. Only characters unfit for paths change."""
+    return _UNSAFE.sub(lambda found: "".join(f"%{ord(char):02X}" for char in found[0]), name)
 
 
 def unescape(part: str) -> str:
-    """The name that `escape` was given."""
+    """Return the name that `escape` was given."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), part)
 
 
 def date_text(separator: DateSeparator, at_ms: int) -> str:
-    """The date part of a folder at a moment, in UTC; empty without a separator."""
+    """Return the date part of a folder for a time, in UTC; empty without a separator."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime(_DATE_FORMATS[separator])
 
 
 def is_date(separator: DateSeparator, name: str) -> bool:
-    """Whether a folder has the name of a date."""
+    """Return whether a folder has the name of a date."""
     return re.fullmatch(_DATE_PATTERNS[separator], f"/{name}", re.ASCII) is not None
 
 
-def extension(protocol: Protocol, compression: Compression) -> str:
-    """What data files end with. Parquet compresses inside of the file."""
-    return _EXTENSIONS[protocol] + (_COMPRESSED[compression] if protocol != "parquet" else "")
-
-
 def data_path(folder: Folder, name: FileName, digits: int) -> str:
-    """The path of a data file."""
+    """Return the path of a data file."""
     return f"{folder.path}/{name.text(digits)}"
 
 
 def index_path(folder: Folder, dispatcher_id: str = "") -> str:
-    """The path of the index of a folder, or of one dispatcher's files in it."""
+    """Return the path of the index of a folder, or of one dispatcher's files in it."""
     return f"{folder.path}/meta/CDC{f'_{dispatcher_id}' if dispatcher_id else ''}.index"
 
 
 def meta_folder(of: Folder | SchemaPath) -> str:
-    """Where schema files of a table or a database are."""
+    """Return the folder of the schema files of a table or a database."""
     if of.table_id:
         return f"{of.table_id}/meta/"
     return f"{escape(of.schema)}/{escape(of.table)}/meta/" if of.table else f"{escape(of.schema)}/meta/"
 
 
 def schema_path(of: SchemaPath) -> str:
-    """The path of a schema file."""
+    """Return the path of a schema file."""
     return f"{meta_folder(of)}schema_{of.version}_{of.checksum:010d}.json"
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """What the name of a data file says; None when it is none."""
+    """Parse the name of a data file; return None when it is none."""
     found = _FILE.fullmatch(name)
     return FileName(found["dispatcher"] or "", int(found["number"]), found["extension"]) if found else None
 
 
-def is_of_a_changefeed(path: str) -> bool:
-    """Whether who reads this directory, or one that holds it, takes a path for a changefeed's."""
+def is_changefeed_path(path: str) -> bool:
+    """Return whether a reader of this directory, or of one above it, takes a path for a changefeed's."""
     name = path.rpartition("/")[2]
     return path == METADATA_PATH or parse_file_name(name) is not None or _META.search(path) is not None
 
 
 def number_digits(name: str) -> int:
-    """How many digits the number in a data file's name has; 0 when it is none."""
+    """Return how many digits the number in a data file's name has; 0 when it is no such name."""
     found = _FILE.fullmatch(name)
     return len(found["number"]) if found else 0
 
@@ -191,7 +186,7 @@ def number_digits(name: str) -> int:
 def parse_data_path(
     path: str, *, date_separator: DateSeparator = "day", table_id_as_path: bool = False
 ) -> DataPath | None:
-    """What the path of a data file says; None when it is none."""
+    """Parse the path of a data file; return None when it is none."""
     found = _folder_pattern(date_separator, table_id_as_path, _FILE_PATTERN).fullmatch(path)
     name = parse_file_name(found["file"]) if found else None
     if found is None or name is None:
@@ -202,13 +197,13 @@ def parse_data_path(
 def parse_index_path(
     path: str, *, date_separator: DateSeparator = "day", table_id_as_path: bool = False
 ) -> IndexPath | None:
-    """What the path of an index file says; None when it is none."""
+    """Parse the path of an index file; return None when it is none."""
     found = _folder_pattern(date_separator, table_id_as_path, _INDEX_PATTERN).fullmatch(path)
     return IndexPath(_folder(found), found["dispatcher"] or "") if found else None
 
 
 def parse_schema_path(path: str, *, table_id_as_path: bool = False) -> SchemaPath | None:
-    """What the path of a schema file says; None when it is none, such as a file that is being written."""
+    """Parse the path of a schema file; return None when it is none, such as a file that is being written."""
     found = (_SCHEMA_BY_ID if table_id_as_path else _SCHEMA_BY_NAME).fullmatch(path)
     if found is None:
         return None
@@ -239,7 +234,7 @@ def _folder(found: re.Match[str]) -> Folder:
 
 
 def number_in_index(content: bytes | None, path: str) -> int:
-    """The number that an index names; 0 without an index. Raises Corrupt when it names no data file."""
+    """Return the number that an index names; 0 without one. Raises Corrupt when it names no data file."""
     if content is None:
         return 0
     name = parse_file_name(content.decode("utf-8", "replace").removesuffix("\n"))
@@ -249,9 +244,10 @@ def number_in_index(content: bytes | None, path: str) -> int:
 
 
 def last_number(indexed: int, exists: Callable[[int], bool]) -> int:
-    """The last number in use, from the one in the index on: a crash may leave files that no index names.
+    """Return the last number in use, at or after the one in the index: a crash may leave unindexed files.
 
-    Numbers have no holes, so that a few looks are enough however many files there are.
+    Numbers have no holes. So the search doubles its step while numbers are in use, then halves the rest: few
+    requests, however many files there are.
     """
     low, step = indexed, 1
     while exists(low + step):
@@ -263,18 +259,15 @@ def last_number(indexed: int, exists: Callable[[int], bool]) -> int:
     return low
 
 
-_MEMBER = "checkpoint-ts"
-
-
 def encode_checkpoint(ts: int) -> bytes:
-    """The content of the file."""
-    return json.dumps({_MEMBER: ts}, separators=(",", ":")).encode()
+    """Return the content of the metadata file: up to this timestamp everything is on the remote."""
+    return json.dumps({_CHECKPOINT_MEMBER: ts}, separators=(",", ":")).encode()
 
 
 def decode_checkpoint(data: bytes) -> int:
-    """The checkpoint in the file; raise Corrupt when there is none."""
+    """Return the checkpoint of a metadata file; raise Corrupt when there is none."""
     try:
-        ts = json.loads(data)[_MEMBER]
+        ts = json.loads(data)[_CHECKPOINT_MEMBER]
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt("the metadata file holds no checkpoint; ask the writer to write it again") from error
     if not isinstance(ts, int) or ts < 0:

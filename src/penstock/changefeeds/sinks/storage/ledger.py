@@ -1,6 +1,6 @@
-"""What the sink was given and how far each of it has come: queue, spool, files. No I/O, no task.
+"""What the storage sink has accepted and how far each item has come: queue, spool, file. No I/O, no tasks.
 
-Queues before encoding: a fixed number of them, first in, first out, by dispatcher. Pure.
+`Ledger` moves items from one stage to the next. `Shards` are the queues before encoding.
 """
 
 import math
@@ -10,57 +10,61 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
-from penstock.changefeeds.sinks.storage.buffers import Buffers, FileTask, SizeEstimator, Waiting
+from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker, QueueItem
+from penstock.changefeeds.sinks.storage.buffers import Buffers, FileTask, SizeEstimator
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.spool import Spool
 from penstock.clock import Clock
 
-Item = DmlEvent | DrainMarker
+_ENCODE_JOB_BYTES = 256 * 1024 * 1024
+
+_FIRST_CHUNK_RATIO = {"canal-json": 10.0, "debezium": 10.0, "csv": 5.0, "parquet": 1.0}
+"""Bytes of chunks per estimated byte of a slice, until they are known. Slices are estimated by the size of
+their objects, which are compressed columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardBatch:
-    """The head of a shard's queue, on its way; nothing else of the shard is before `Shards.done`."""
+    """The head of a shard's queue, under way; the shard gives nothing else before `Shards.finish`."""
 
     shard: int
-    items: tuple[Item, ...]
+    items: tuple[QueueItem, ...]
 
     @property
     def events(self) -> list[DmlEvent]:
-        """Without the markers."""
+        """The items that are events, without the markers."""
         return [item for item in self.items if isinstance(item, DmlEvent)]
 
 
 class Shards:
-    """Everything of a dispatcher goes through one shard, in order. Shards are independent of each other.
+    """A fixed number of queues. Every item of a dispatcher goes through one shard, in order.
 
-    A shard has at most one batch on its way, so that a later one cannot overtake it. Shards with work take
-    turns.
+    A shard has at most one batch under way, so that a later one cannot overtake it. Shards are independent
+    of each other, and those with work take turns.
     """
 
     def __init__(self, count: int) -> None:
-        self._queues: list[deque[Item]] = [deque() for _ in range(count)]
+        self._queues: list[deque[QueueItem]] = [deque() for _ in range(count)]
         self._underway: dict[int, ShardBatch] = {}
         self._ready: deque[int] = deque()
         self._queued = 0
 
     def __len__(self) -> int:
-        """Items that wait."""
+        """Return how many items wait."""
         return self._queued
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is on its way."""
+        """Whether nothing waits and nothing is under way."""
         return not self._queued and not self._underway
 
     def route(self, dispatcher_id: str) -> int:
-        """The dispatcher's shard: always the same."""
+        """Return the dispatcher's shard, which is always the same."""
         return crc32(dispatcher_id.encode()) % len(self._queues)
 
-    def put(self, item: Item) -> None:
-        """Add to the end of its dispatcher's shard."""
+    def put(self, item: QueueItem) -> None:
+        """Append an item to its dispatcher's shard."""
         shard = self.route(_dispatcher_id(item))
         queue = self._queues[shard]
         if not queue and shard not in self._underway:
@@ -71,11 +75,11 @@ class Shards:
     def take(
         self, weigh: Callable[[DmlEvent], int], *, room: int, limit: int, alone: bool = False
     ) -> list[ShardBatch]:
-        """A batch of each shard that is ready, of about `limit` bytes together, of no more than `room`.
+        """Take a batch of each ready shard: about `limit` bytes together, and no more than `room`.
 
-        `weigh` estimates an event's bytes. The first event may be beyond the limit, and with `alone` beyond
-        the room too. A shard whose first event does not fit keeps its turn and those after it wait, so that a
-        large event is not starved.
+        `weigh` estimates an event's bytes. The first event may exceed the limit, and with `alone` also the
+        room. A shard whose first event does not fit keeps its turn, and the shards after it wait, so that a
+        large event does not starve.
         """
         batches: list[ShardBatch] = []
         share = limit // max(len(self._ready), 1)
@@ -95,10 +99,10 @@ class Shards:
         return batches
 
     def _head(
-        self, queue: deque[Item], weigh: Callable[[DmlEvent], int], first: float, left: int, share: int
-    ) -> tuple[list[Item], int]:
-        """Take what comes first: markers, and events of about `share` bytes as long as they fit."""
-        items: list[Item] = []
+        self, queue: deque[QueueItem], weigh: Callable[[DmlEvent], int], first: float, left: int, share: int
+    ) -> tuple[list[QueueItem], int]:
+        """Take the first items of a queue: markers, and events of about `share` bytes that fit."""
+        items: list[QueueItem] = []
         taken = 0
         while queue:
             item = queue[0]
@@ -112,25 +116,25 @@ class Shards:
         return items, taken
 
     def first_waiting(self) -> DmlEvent | None:
-        """The event whose turn it is and that was not taken, because it did not fit."""
+        """Return the event whose turn it is, which `take` left because it did not fit."""
         for shard in self._ready:
             first = self._queues[shard][0]
             return first if isinstance(first, DmlEvent) else None
         return None
 
-    def done(self, batch: ShardBatch) -> None:
-        """The batch has left; its shard may go on."""
+    def finish(self, batch: ShardBatch) -> None:
+        """End a batch; its shard may give the next."""
         del self._underway[batch.shard]
         if self._queues[batch.shard]:
             self._ready.append(batch.shard)
 
-    def underway(self, dispatcher_id: str) -> bool:
-        """Whether something of a dispatcher is on its way."""
+    def is_underway(self, dispatcher_id: str) -> bool:
+        """Return whether an item of a dispatcher is in a batch under way."""
         batch = self._underway.get(self.route(dispatcher_id))
         return batch is not None and any(_dispatcher_id(item) == dispatcher_id for item in batch.items)
 
-    def drop(self, dispatcher_id: str) -> list[Item]:
-        """Forget and return what waits of a dispatcher."""
+    def drop(self, dispatcher_id: str) -> list[QueueItem]:
+        """Remove and return the waiting items of a dispatcher."""
         shard = self.route(dispatcher_id)
         queue = self._queues[shard]
         dropped = [item for item in queue if _dispatcher_id(item) == dispatcher_id]
@@ -142,33 +146,27 @@ class Shards:
         return dropped
 
 
-def _dispatcher_id(item: Item) -> str:
+def _dispatcher_id(item: QueueItem) -> str:
     return item.dispatcher.id if isinstance(item, DrainMarker) else item.slice.dispatcher.id
-
-
-_ENCODE_JOB_BYTES = 256 * 1024 * 1024
-
-_FIRST_CHUNK_RATIO = {"canal-json": 10.0, "debezium": 10.0, "csv": 5.0, "parquet": 1.0}
-"""Until it is known: objects, which slices are estimated by, are compressed columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
-    """Heads of several shards, to be encoded together."""
+    """Batches of several shards, to be encoded together."""
 
     batches: tuple[ShardBatch, ...]
     expected_bytes: int
 
     @property
     def events(self) -> list[DmlEvent]:
-        """What is to be encoded, in the order of `Ledger.encoded`."""
+        """The events to encode, in the order that `Ledger.finish_encode` expects."""
         return [event for batch in self.batches for event in batch.events]
 
 
 class Ledger:
-    """The one place where an event, a marker or a chunk goes from one stage to the next, and who is told.
+    """The one place where an event, a marker or a chunk moves from one stage to the next.
 
-    `on_free` is told of segments that nobody needs any more.
+    It acknowledges events and markers, and calls `on_free` with segments that are no longer needed.
     """
 
     def __init__(
@@ -176,8 +174,8 @@ class Ledger:
     ) -> None:
         self.shards = Shards(options.worker_count)
         self.spool = Spool(options.spool_disk_quota)
-        self._file_ratios = SizeEstimator(options.file_size)  # bytes of a file to bytes of its chunks
-        # bytes of chunks to those that their slice estimates
+        self._file_ratios = SizeEstimator(options.file_size)  # bytes of a file per byte of its chunks
+        # bytes of chunks per estimated byte of their slice
         self._chunk_ratios = SizeEstimator(options.file_size, first=_FIRST_CHUNK_RATIO[options.protocol])
         self.buffers = Buffers(options.file_size, options.flush_interval_s, self._file_ratios)
         self._job_bytes = min(_ENCODE_JOB_BYTES, max(options.spool_disk_quota // 4, 1))
@@ -187,8 +185,8 @@ class Ledger:
         self._arrivals: OrderedDict[DmlEvent, float] = OrderedDict()  # not on the remote, the oldest first
         self._markers: dict[DrainMarker, None] = {}
 
-    def arrive(self, item: Waiting) -> None:
-        """The end of its dispatcher's queue."""
+    def add(self, item: QueueItem) -> None:
+        """Append an item to its dispatcher's queue."""
         if isinstance(item, DmlEvent):
             self._arrivals[item] = self._clock.monotonic()
         else:
@@ -197,27 +195,28 @@ class Ledger:
 
     @property
     def oldest_age_s(self) -> float:
-        """How long the oldest event has been here that is not on the remote."""
+        """How long the oldest event that is not on the remote has been in the sink."""
         oldest = next(iter(self._arrivals.values()), None)
         return 0.0 if oldest is None else self._clock.monotonic() - oldest
 
     def next_job(self) -> EncodeJob | None:
-        """What to encode next, as far as the spool has room for it."""
+        """Return what to encode next, as far as the spool has room; None when there is nothing."""
         room = self.spool.room
         batches = self.shards.take(self._weigh, room=room, limit=self._job_bytes, alone=self.spool.empty)
         if not batches:
             self._make_room(room)
             return None
-        job = EncodeJob(tuple(batches), sum(self._weigh(e) for batch in batches for e in batch.events))
+        expected = sum(self._weigh(event) for batch in batches for event in batch.events)
+        job = EncodeJob(tuple(batches), expected)
         self.spool.expect(job.expected_bytes)
         return job
 
     def _weigh(self, event: DmlEvent) -> int:
-        ratio = self._chunk_ratios.of(event.slice.dispatcher.id)
+        ratio = self._chunk_ratios.ratio(event.slice.dispatcher.id)
         return max(int(event.slice.nbytes * ratio), 1)
 
     def _make_room(self, room: int) -> None:
-        """If an event waits for room: write what holds the oldest segments, up to half of the quota."""
+        """If an event waits for room, make files of the oldest segments due, up to half of the quota."""
         waiting = self.shards.first_waiting()
         need = self._weigh(waiting) if waiting is not None else 0
         if need > room:
@@ -225,8 +224,8 @@ class Ledger:
             keep = max(min(quota // 2, quota - need), 0)
             self.buffers.unpin(set(self.spool.oldest_segments(keep)))
 
-    def encoded(self, job: EncodeJob, chunks: Sequence[Sequence[Chunk]]) -> None:
-        """The job has ended: its events are in the spool, and its markers follow them."""
+    def finish_encode(self, job: EncodeJob, chunks: Sequence[Sequence[Chunk]]) -> None:
+        """Move the events of a job into the spool, with the chunks of each; the markers follow them."""
         self.spool.settle(job.expected_bytes)
         for chunk_list in chunks:
             self.spool.add(chunk_list)
@@ -237,7 +236,7 @@ class Ledger:
                     self._enqueue(item, next(in_order))
                 else:
                     self._mark(item)
-            self.shards.done(batch)
+            self.shards.finish(batch)
         self._relieve()
 
     def _enqueue(self, event: DmlEvent, chunks: Sequence[Chunk]) -> None:
@@ -249,67 +248,67 @@ class Ledger:
         else:
             self._metrics.suppressed.inc()
         if done:
-            self._tell(event)
+            self._acknowledge(event)
 
     def _mark(self, marker: DrainMarker) -> None:
-        marker.encoded(self._clock.monotonic())
+        marker.mark_encoded(self._clock.monotonic())
         if self.buffers.mark(marker, marker.dispatcher.id):
-            self._tell(marker)
+            self._acknowledge(marker)
 
-    def written(self, task: FileTask, nbytes: int) -> None:
-        """A file of so many bytes is on the remote: those who waited for it are told."""
+    def finish_file(self, task: FileTask, nbytes: int) -> None:
+        """Acknowledge what waited for a file of so many bytes: it is on the remote."""
         self._file_ratios.learn(task.dispatcher.id, task.nbytes, nbytes)
-        self.left_out(task)
+        self.skip_file(task)
 
-    def left_out(self, task: FileTask) -> None:
-        """As if it were on the remote: nobody wants it there."""
-        self.buffers.done(task)
-        for waiting in task.waiting:
-            self._tell(waiting)
+    def skip_file(self, task: FileTask) -> None:
+        """Acknowledge what waited for a file that is not to be written, as if it were on the remote."""
+        self.buffers.finish(task)
+        for item in task.waiting:
+            self._acknowledge(item)
         self._free(task.chunks)
 
     def _wake(self, event: DmlEvent) -> None:
         self._metrics.wakes.inc()
         event.post_enqueue()
 
-    def _tell(self, waiting: Waiting) -> None:
-        if isinstance(waiting, DmlEvent):
-            del self._arrivals[waiting]
-            waiting.post_flush()
+    def _acknowledge(self, item: QueueItem) -> None:
+        if isinstance(item, DmlEvent):
+            del self._arrivals[item]
+            item.post_flush()
         else:
-            del self._markers[waiting]
-            remote_s = self._clock.monotonic() - waiting.encoded_at
-            self._metrics.drained(waiting.encoded_at - waiting.begun_at, remote_s)
-            waiting.acknowledge()
+            del self._markers[item]
+            remote_s = self._clock.monotonic() - item.encoded_at
+            self._metrics.observe_drain(item.encoded_at - item.begun_at, remote_s)
+            item.acknowledge()
 
     def _free(self, chunks: Sequence[Chunk]) -> None:
         for segment in self.spool.remove(chunks):
             self._on_free(segment)
-        for event in self.spool.resumed():
+        for event in self.spool.release_held():
             self._wake(event)
         self._relieve()
 
     def _relieve(self) -> None:
-        """What is not on its way to the remote does not keep dispatchers waiting: only what is does."""
+        """Make files due while dispatchers wait for the spool: only files under way may keep them waiting."""
         if self.spool.paused:
             self.buffers.relieve(self.spool.low_bytes)
 
     def drop_queued(self, dispatcher_id: str, why: BaseException) -> None:
-        """Forget what a dispatcher has in the queue. Its markers fail, its events are not acknowledged."""
+        """Drop what a dispatcher has in the queue. Its markers fail, its events are not acknowledged."""
         self._forget(self.shards.drop(dispatcher_id), why)
 
     def drop_buffered(self, dispatcher_id: str, why: BaseException) -> None:
-        """Forget what it has in the spool and in no file yet."""
+        """Drop what a dispatcher has in the spool and in no file yet."""
         chunks, waiting = self.buffers.drop(dispatcher_id)
         self._forget(waiting, why)
         self._free(chunks)
 
     def forget(self, dispatcher_id: str) -> None:
-        """Give back what was learnt of a dispatcher of which nothing is here any more."""
+        """Forget the ratios of a dispatcher that has nothing in the sink."""
         self._file_ratios.forget(dispatcher_id)
         self._chunk_ratios.forget(dispatcher_id)
 
-    def _forget(self, dropped: Sequence[Waiting], why: BaseException) -> None:
+    def _forget(self, dropped: Sequence[QueueItem], why: BaseException) -> None:
         for item in dropped:
             if isinstance(item, DmlEvent):
                 del self._arrivals[item]
@@ -318,7 +317,7 @@ class Ledger:
                 item.fail(why)
 
     def fail_markers(self, why: BaseException) -> None:
-        """Nothing goes on any more: whoever waits for a drain is told why."""
+        """Fail every marker with the reason why the sink has ended."""
         for marker in self._markers:
             marker.fail(why)
         self._markers.clear()

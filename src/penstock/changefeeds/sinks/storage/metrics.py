@@ -13,7 +13,7 @@ _SPOOL_MARKS = ("quota", "high", "low")
 
 
 class SinkMetrics:
-    """Observes what happens; `forget` takes the changefeed out of the process's gauges."""
+    """Sets and observes the metrics of a sink; `forget` removes the changefeed from the process's gauges."""
 
     def __init__(self, changefeed: str) -> None:
         self.changefeed = changefeed
@@ -37,40 +37,43 @@ class SinkMetrics:
         self._drain = metrics.SINK_DDL_DRAIN_DURATION_SECONDS.labels(changefeed)
         self._drain_encode = metrics.SINK_DDL_DRAIN_WAIT_ENCODE_SECONDS.labels(changefeed)
         self._drain_remote = metrics.SINK_DDL_DRAIN_WAIT_REMOTE_SECONDS.labels(changefeed)
-        self._counts = {each: metrics.SINK_FLUSH_COUNT.labels(changefeed, each.value) for each in FlushReason}
-        self._durations = {
-            each: metrics.SINK_FLUSH_DURATION_SECONDS.labels(changefeed, each.value) for each in FlushReason
+        self._counts = {
+            reason: metrics.SINK_FLUSH_COUNT.labels(changefeed, reason.value) for reason in FlushReason
         }
-        self._errors = {each: metrics.SINK_ERRORS_TOTAL.labels(changefeed, each) for each in _STAGES}
+        self._durations = {
+            reason: metrics.SINK_FLUSH_DURATION_SECONDS.labels(changefeed, reason.value)
+            for reason in FlushReason
+        }
+        self._errors = {stage: metrics.SINK_ERRORS_TOTAL.labels(changefeed, stage) for stage in _STAGES}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count a failure of what is done in it."""
+        """Count an exception that the block raises as an error of the stage."""
         try:
             yield
         except Exception:
             self._errors[name].inc()
             raise
 
-    def marks(self, *, quota: int, high: int, low: int) -> None:
-        """Show the sizes in bytes that the spool is measured against."""
+    def set_marks(self, *, quota: int, high: int, low: int) -> None:
+        """Set the quota and the two marks of the spool, in bytes."""
         for mark, nbytes in zip(_SPOOL_MARKS, (quota, high, low), strict=True):
             self._spool_marks[mark].set(nbytes)
 
-    def levels(self, *, queued: int, nbytes: int, items: int, retained_bytes: int, active: int) -> None:
-        """Show how full the queues, the spool and the set of active dispatchers are."""
+    def set_levels(self, *, queued: int, nbytes: int, items: int, retained_bytes: int, active: int) -> None:
+        """Set how full the queues, the spool and the set of active dispatchers are."""
         self._queued_items.set(queued)
         self._spool_bytes.set(nbytes)
         self._spool_items.set(items)
         self._retained_bytes.set(retained_bytes)
         self._active.set(active)
 
-    def oldest(self, age_s: float) -> None:
-        """How long the oldest event has been here."""
+    def set_oldest_age(self, age_s: float) -> None:
+        """Set how long the oldest event has been in the sink."""
         self._oldest_age.set(age_s)
 
-    def flushed(self, reason: FlushReason, rows: int, nbytes: int, seconds: float) -> None:
-        """A file is on the remote."""
+    def observe_flush(self, reason: FlushReason, rows: int, nbytes: int, seconds: float) -> None:
+        """Observe a file that is on the remote."""
         self._counts[reason].inc()
         self._durations[reason].observe(seconds)
         self._sizes.observe(nbytes)
@@ -78,24 +81,24 @@ class SinkMetrics:
         self._rows.inc(rows)
         self._bytes.inc(nbytes)
 
-    def failed(self, seconds: float) -> None:
-        """A file could not be written."""
+    def observe_failure(self, seconds: float) -> None:
+        """Observe a file that could not be written."""
         self._counts[FlushReason.ERROR].inc()
         self._durations[FlushReason.ERROR].observe(seconds)
         self._errors["write"].inc()
 
-    def stale(self, rows: int) -> None:
-        """A file with so many rows was left out."""
+    def count_stale(self, rows: int) -> None:
+        """Count the rows of a file that was skipped as stale."""
         self._stale_rows.inc(rows)
 
-    def drained(self, encode_s: float, remote_s: float) -> None:
-        """A drain marker was acknowledged: how long encoding, and then writing, took."""
+    def observe_drain(self, encode_s: float, remote_s: float) -> None:
+        """Observe how long encoding, and then writing, took until a drain marker was acknowledged."""
         self._drain.observe(encode_s + remote_s)
         self._drain_encode.observe(encode_s)
         self._drain_remote.observe(remote_s)
 
     def forget(self) -> None:
-        """The sink has ended: its levels are nobody's any more. What was counted stays."""
+        """Remove the gauges of a sink that has ended; its counters stay."""
         gauges: tuple[Gauge, ...] = (
             metrics.SINK_SPOOL_BYTES,
             metrics.SINK_SPOOL_ITEMS,

@@ -1,7 +1,4 @@
-"""The options of a storage sink: TiCDC's by its defaults, and what Penstock adds. Pure.
-
-The parameters of a sink by TiCDC's names: how each is read, its range, what is refused. Pure.
-"""
+"""The options of a storage sink: TiCDC's parameters with its names, ranges and defaults, and ours. Pure."""
 
 import difflib
 import logging
@@ -17,7 +14,7 @@ from penstock.changefeeds.codecs.options import (
     EncoderOptions,
     Protocol,
 )
-from penstock.changefeeds.filters import ColumnSelector, RowFilterRule, sent_columns, sent_rows
+from penstock.changefeeds.filters import ColumnSelector, RowFilterRule, row_predicate, selected_columns
 from penstock.changefeeds.sink_uri import (
     STORAGE_PARAMETERS,
     is_secret,
@@ -35,25 +32,107 @@ from penstock.settings import ChangefeedSettings
 
 __all__ = ["SinkOptions", "parse_sink_uri", "sink_options"]
 
-
 _log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 _PROTOCOL_ALIASES = {"debezium-json": "debezium"}
 _ESCAPES = {"\\r": "\r", "\\n": "\n", "\\t": "\t"}
 _INEFFECTIVE = "output-raw-change-event"
+_CHUNKS_PER_FILE = 16
+_CHUNK_BYTES_MAX = 4 * _MIB
+_CSV_DEFAULTS = CsvOptions()
+_EVERY_NIGHT = CronSpec("0 0 2 * * *")
 
 
-def read_parameters(given: Mapping[str, str]) -> dict[str, Any]:
-    """The values by the names of SinkOptions' fields; raise Invalid for one that is unknown or refused.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """The options of one changefeed's sink. They can be pickled, and show no secret."""
 
-    What TiCDC clamps is clamped, with a warning in the log.
+    target: StorageRef
+    protocol: Protocol
+    masked_uri: str = ""
+    compression: Compression = "none"
+    terminator: str = "\r\n"
+    enable_tidb_extension: bool = False
+    only_output_updated_columns: bool = False
+    csv: CsvOptions = _CSV_DEFAULTS
+    worker_count: int = 16
+    flush_interval_s: float = 5.0
+    file_size: int = 64 * _MIB
+    flush_concurrency: int = 1
+    spool_disk_quota: int = 10 * 1024 * _MIB
+    spool_base_dir: Path | None = None
+    use_table_id_as_path: bool = False
+    date_separator: DateSeparator = "day"
+    enable_partition_separator: bool = True
+    enable_table_across_nodes: bool = False
+    file_index_digit: int = 20
+    output_column_id: bool = False
+    file_expiration_days: int = 0
+    file_cleanup_cron_spec: CronSpec = _EVERY_NIGHT
+    column_selectors: tuple[ColumnSelector, ...] = ()
+    row_filters: tuple[RowFilterRule, ...] = ()
+    spark_rows: int = 20_000
+
+    def encoder(self, schema: SchemaVersion) -> EncoderOptions:
+        """Return how changes of a table are encoded."""
+        return EncoderOptions(
+            protocol=self.protocol,
+            compression=self.compression,
+            terminator=self.terminator,
+            enable_tidb_extension=self.enable_tidb_extension,
+            only_output_updated_columns=self.only_output_updated_columns,
+            csv=self.csv,
+            columns=selected_columns(schema, self.column_selectors),
+            where=row_predicate(schema, self.row_filters),
+            chunk_bytes=max(1, min(self.file_size // _CHUNKS_PER_FILE, _CHUNK_BYTES_MAX)),
+            commit_bytes_max=self.file_size,
+        )
+
+
+def sink_options(settings: ChangefeedSettings) -> SinkOptions:
+    """Return the options of a changefeed; raise Invalid when a setting is refused."""
+    options = parse_sink_uri(
+        settings.sink_uri.get_secret_value(),
+        storage_options=settings.storage_options,
+        parameters=settings.sink,
+    )
+    return replace(
+        options,
+        column_selectors=tuple(
+            ColumnSelector(rule.tables, rule.columns) for rule in settings.column_selectors
+        ),
+        row_filters=tuple(RowFilterRule(rule.tables, rule.where) for rule in settings.row_filters),
+        spark_rows=settings.spark_rows,
+    )
+
+
+def parse_sink_uri(
+    uri: str,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    parameters: Mapping[str, str] | None = None,
+) -> SinkOptions:
+    """Parse a sink URI with its parameters; raise Invalid with what to write instead.
+
+    `parameters` are what the URI's query may also have, `storage_options` are obstore's; the URI wins.
+    """
+    split = split_uri(uri)
+    target = StorageRef(split.url, {**(storage_options or {}), **split.storage_options})
+    values = parse_parameters({**(parameters or {}), **split.parameters})
+    return SinkOptions(target=target, masked_uri=mask_uri(uri), **values)
+
+
+def parse_parameters(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return values by the names of SinkOptions' fields; raise Invalid for an unknown or refused parameter.
+
+    Values that TiCDC clamps are clamped, with a warning in the log.
     """
     _check_names(given)
     if not given.get("protocol"):
         raise Invalid(f"the sink needs a protocol; add protocol={get_args(Protocol)[0]} to its URI")
-    values = {_field(name): _PARSERS[name](given[name], name) for name in given if name in _PARSERS}
-    csv = {_field(name): _CSV_PARSERS[name](given[name], name) for name in given if name in _CSV_PARSERS}
+    values = {_field_name(name): _PARSERS[name](given[name], name) for name in given if name in _PARSERS}
+    csv = {_field_name(name): _CSV_PARSERS[name](given[name], name) for name in given if name in _CSV_PARSERS}
     if _boolean(given.get(_INEFFECTIVE, "false"), _INEFFECTIVE):
         _log.warning("a sink parameter has no effect on storage sinks", extra={"parameter": _INEFFECTIVE})
     if values.get("file_expiration_days") and values.get("date_separator", "day") != "day":
@@ -61,7 +140,7 @@ def read_parameters(given: Mapping[str, str]) -> dict[str, Any]:
             "files never expire unless date-separator=day", extra={"parameter": "file-expiration-days"}
         )
         values["file_expiration_days"] = 0
-    return {**values, "csv": _checked(CsvOptions(**csv))}
+    return {**values, "csv": _check_csv(CsvOptions(**csv))}
 
 
 def _check_names(given: Mapping[str, str]) -> None:
@@ -80,7 +159,7 @@ def _check_names(given: Mapping[str, str]) -> None:
             raise Invalid(f"sink parameter {name!r} is unknown; {hint}")
 
 
-def _checked(csv: CsvOptions) -> CsvOptions:
+def _check_csv(csv: CsvOptions) -> CsvOptions:
     if not 1 <= len(csv.delimiter) <= 3 or set(csv.delimiter) & {"\r", "\n"}:
         raise Invalid(f"delimiter = {csv.delimiter!r} is refused; write 1 to 3 characters without line ends")
     if len(csv.quote) > 1 or csv.quote in {"\r", "\n"}:
@@ -90,14 +169,14 @@ def _checked(csv: CsvOptions) -> CsvOptions:
     return csv
 
 
-def _field(name: str) -> str:
-    return _RENAMED.get(name, name.replace("-", "_"))
+def _field_name(name: str) -> str:
+    return _FIELD_NAMES.get(name, name.replace("-", "_"))
 
 
 def _boolean(text: str, name: str) -> bool:
     known = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
     if text.strip().lower() not in known:
-        raise Invalid(f"{name} = {_shown(name, text)} is refused; write true or false")
+        raise Invalid(f"{name} = {_mask_value(name, text)} is refused; write true or false")
     return known[text.strip().lower()]
 
 
@@ -105,7 +184,7 @@ def _integer(text: str, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise Invalid(f"{name} = {_shown(name, text)} is refused; write a whole number") from None
+        raise Invalid(f"{name} = {_mask_value(name, text)} is refused; write a whole number") from None
 
 
 def _one_of(allowed: Sequence[str], aliases: Mapping[str, str] | None = None) -> Callable[[str, str], str]:
@@ -118,7 +197,7 @@ def _one_of(allowed: Sequence[str], aliases: Mapping[str, str] | None = None) ->
     return parse
 
 
-def _clamped(
+def _clamp(
     parse: Callable[[str, str], float], low: float, high: float, *, positive: bool = False
 ) -> Callable[[str, str], float]:
     def clamp(text: str, name: str) -> float:
@@ -126,7 +205,7 @@ def _clamped(
         if positive and value <= 0:
             raise Invalid(f"{name} = {text} is refused; it must be greater than 0")
         kept = max(low, min(value, high))
-        return kept if kept == value else _replaced(name, text, kept)
+        return kept if kept == value else _warn_out_of_range(name, text, kept)
 
     return clamp
 
@@ -134,18 +213,18 @@ def _clamped(
 def _within(low: int, high: int, otherwise: int) -> Callable[[str, str], int]:
     def keep(text: str, name: str) -> int:
         value = _integer(text, name)
-        return value if low <= value <= high else _replaced(name, text, otherwise)
+        return value if low <= value <= high else _warn_out_of_range(name, text, otherwise)
 
     return keep
 
 
-def _replaced(name: str, text: str, used: Any) -> Any:
+def _warn_out_of_range(name: str, text: str, used: Any) -> Any:
     _log.warning("a sink parameter is out of range", extra={"parameter": name, "given": text, "used": used})
     return used
 
 
 def _duration(text: str, name: str) -> float:
-    """Seconds; below zero with a sign, which becomes the least that there may be."""
+    """Return seconds, which may be negative: the caller clamps them."""
     text = text.strip()
     try:
         seconds = parse_duration(text.lstrip("+-"))
@@ -195,7 +274,7 @@ def _cron(text: str, name: str) -> CronSpec:
         raise Invalid(f"{name}: {error}") from error
 
 
-def _shown(name: str, text: str) -> str:
+def _mask_value(name: str, text: str) -> str:
     return "***" if is_secret(name) else repr(text)
 
 
@@ -205,9 +284,9 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "terminator": _line_end,
     "enable-tidb-extension": _boolean,
     "only-output-updated-columns": _boolean,
-    "worker-count": _clamped(_integer, 1, 512, positive=True),
-    "flush-interval": _clamped(_duration, 0.1, 600),
-    "file-size": _clamped(parse_size, 1024, 512 * _MIB),
+    "worker-count": _clamp(_integer, 1, 512, positive=True),
+    "flush-interval": _clamp(_duration, 0.1, 600),
+    "file-size": _clamp(parse_size, 1024, 512 * _MIB),
     "flush-concurrency": _within(1, 512, 1),
     "spool-disk-quota": _positive_size,
     "spool-base-dir": _absolute,
@@ -229,85 +308,4 @@ _CSV_PARSERS: dict[str, Callable[[str, str], Any]] = {
     "output-old-value": _boolean,
     "output-field-header": _boolean,
 }
-_RENAMED = {"flush-interval": "flush_interval_s"}
-
-
-_CHUNKS_PER_FILE = 16
-_CHUNK_BYTES_MAX = 4 * _MIB
-_CSV_DEFAULTS = CsvOptions()
-_EVERY_NIGHT = CronSpec("0 0 2 * * *")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions:
-    """All of it. Can be pickled; shows no secret."""
-
-    target: StorageRef
-    protocol: Protocol
-    masked_uri: str = ""
-    compression: Compression = "none"
-    terminator: str = "\r\n"
-    enable_tidb_extension: bool = False
-    only_output_updated_columns: bool = False
-    csv: CsvOptions = _CSV_DEFAULTS
-    worker_count: int = 16
-    flush_interval_s: float = 5.0
-    file_size: int = 64 * _MIB
-    flush_concurrency: int = 1
-    spool_disk_quota: int = 10 * 1024 * _MIB
-    spool_base_dir: Path | None = None
-    use_table_id_as_path: bool = False
-    date_separator: DateSeparator = "day"
-    enable_partition_separator: bool = True
-    enable_table_across_nodes: bool = False
-    file_index_digit: int = 20
-    output_column_id: bool = False
-    file_expiration_days: int = 0
-    file_cleanup_cron_spec: CronSpec = _EVERY_NIGHT
-    column_selectors: tuple[ColumnSelector, ...] = ()
-    row_filters: tuple[RowFilterRule, ...] = ()
-    spark_rows: int = 20_000
-
-    def encoder(self, schema: SchemaVersion) -> EncoderOptions:
-        """How changes of a table are encoded."""
-        return EncoderOptions(
-            protocol=self.protocol,
-            compression=self.compression,
-            terminator=self.terminator,
-            enable_tidb_extension=self.enable_tidb_extension,
-            only_output_updated_columns=self.only_output_updated_columns,
-            csv=self.csv,
-            columns=sent_columns(schema, self.column_selectors),
-            where=sent_rows(schema, self.row_filters),
-            chunk_bytes=max(1, min(self.file_size // _CHUNKS_PER_FILE, _CHUNK_BYTES_MAX)),
-            commit_bytes_max=self.file_size,
-        )
-
-
-def sink_options(feed: ChangefeedSettings) -> SinkOptions:
-    """The options of a changefeed; raise Invalid when one is refused."""
-    options = parse_sink_uri(
-        feed.sink_uri.get_secret_value(), storage_options=feed.storage_options, parameters=feed.sink
-    )
-    return replace(
-        options,
-        column_selectors=tuple(ColumnSelector(each.tables, each.columns) for each in feed.column_selectors),
-        row_filters=tuple(RowFilterRule(each.tables, each.where) for each in feed.row_filters),
-        spark_rows=feed.spark_rows,
-    )
-
-
-def parse_sink_uri(
-    uri: str,
-    *,
-    storage_options: Mapping[str, str] | None = None,
-    parameters: Mapping[str, str] | None = None,
-) -> SinkOptions:
-    """Parse a sink URI with its parameters; raise Invalid with what to write instead.
-
-    `parameters` are what the URI's query may say too, and `storage_options` are obstore's; the URI wins.
-    """
-    split = split_uri(uri)
-    target = StorageRef(split.url, {**(storage_options or {}), **split.storage_options})
-    values = read_parameters({**(parameters or {}), **split.parameters})
-    return SinkOptions(target=target, masked_uri=mask_uri(uri), **values)
+_FIELD_NAMES = {"flush-interval": "flush_interval_s"}

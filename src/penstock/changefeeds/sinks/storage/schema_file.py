@@ -1,10 +1,7 @@
 """Schema files: the columns of one version of a table, and the DDL that led to it. Pure.
 
-The checksum in a file's name covers names and columns, whatever their order; not the version or the DDL.
-
-A column as a schema file describes it, from TiDB's description and back. Pure.
-
-JSON byte for byte as Go's encoder writes it, which checksums of schema files depend on. Pure.
+The checksum in a file's name covers names and columns, whatever their order, but not the version or the DDL.
+It depends on the JSON being byte for byte what Go's encoder writes.
 """
 
 import json
@@ -14,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from penstock.changefeeds.codecs.canal_json import MYSQL_TYPE_NAMES
 from penstock.changefeeds.sinks.storage.layout import SchemaPath, parse_schema_path, schema_path
 from penstock.errors import Corrupt
 from penstock.eventstore.schema_version import SchemaVersion
@@ -30,56 +28,12 @@ from penstock.tables.columns import (
 )
 from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
 
-# Go escapes these within strings, so that JSON can be put into HTML and JavaScript. Outside of strings they
-# do not occur. A lone surrogate stands for a byte that is no UTF-8, and Go writes U+FFFD for it.
+FORMAT_VERSION = 1
+_MOCK_COLUMN_ID = 100  # of the first column, in files without column ids
+# Go escapes these within strings, so that JSON can be embedded in HTML and JavaScript. Outside of strings
+# they do not occur. A lone surrogate represents a byte that is no UTF-8, and Go writes U+FFFD for it.
 _ESCAPED = re.compile("[<>&\u2028\u2029]|[\ud800-\udfff]")
-
-
-def dumps(tree: Any) -> bytes:
-    """The tree with an indent of four spaces; members stay in their order."""
-    text = json.dumps(tree, indent=4, ensure_ascii=False)
-    return _ESCAPED.sub(_escape, text).encode()
-
-
-def text_of(raw: bytes) -> str:
-    """Bytes as a Go string, which need not be UTF-8."""
-    return raw.decode("utf-8", "surrogateescape")
-
-
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return "\\ufffd" if 0xD800 <= code <= 0xDFFF else f"\\u{code:04x}"
-
-
-_TYPE_NAMES = {
-    Tp.TINY: "TINYINT",
-    Tp.SHORT: "SMALLINT",
-    Tp.INT24: "MEDIUMINT",
-    Tp.LONG: "INT",
-    Tp.LONGLONG: "BIGINT",
-    Tp.FLOAT: "FLOAT",
-    Tp.DOUBLE: "DOUBLE",
-    Tp.NEW_DECIMAL: "DECIMAL",
-    Tp.NULL: "NULL",
-    Tp.TIMESTAMP: "TIMESTAMP",
-    Tp.DATETIME: "DATETIME",
-    Tp.DATE: "DATE",
-    Tp.DURATION: "TIME",
-    Tp.YEAR: "YEAR",
-    Tp.BIT: "BIT",
-    Tp.JSON: "JSON",
-    Tp.ENUM: "ENUM",
-    Tp.SET: "SET",
-    Tp.STRING: "CHAR",
-    Tp.VARCHAR: "VARCHAR",
-    Tp.VAR_STRING: "VAR_STRING",
-    Tp.TINY_BLOB: "TINYTEXT",
-    Tp.BLOB: "TEXT",
-    Tp.MEDIUM_BLOB: "MEDIUMTEXT",
-    Tp.LONG_BLOB: "LONGTEXT",
-    Tp.VECTOR_FLOAT32: "VECTOR",
-    Tp.GEOMETRY: "GEOMETRY",
-}
+_TYPE_NAMES = {tp: name.upper() for tp, name in MYSQL_TYPE_NAMES.items()}
 _BINARY_NAMES = {tp: _TYPE_NAMES[tp].replace("TEXT", "BLOB") for tp in BLOBS} | {
     tp: _TYPE_NAMES[tp].replace("CHAR", "BINARY") for tp in (Tp.STRING, Tp.VARCHAR)
 }
@@ -98,11 +52,12 @@ _MEMBERS = (
     *("ColumnId", "ColumnName", "ColumnType", "ColumnDefault", "ColumnPrecision", "ColumnScale"),
     *("ColumnNullable", "ColumnIsPk", "ColumnElems"),
 )
+_REQUIRED_MEMBERS = frozenset({"ColumnName", "ColumnType"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaColumn:
-    """One column. Everything but the default is text; what is empty is not written."""
+    """One column. Everything except the default is text; an empty member is not written."""
 
     name: str
     type: str
@@ -116,7 +71,7 @@ class SchemaColumn:
 
     @classmethod
     def of(cls, column: ColumnInfo, *, with_id: bool, primary: bool = False) -> Self:
-        """A column of a table; `primary`: it is known to be of the primary key, whatever its flags say."""
+        """Describe a column of a table; `primary`: it belongs to the primary key, whatever its flags say."""
         kind = column.type
         return cls(
             name=column.name,
@@ -131,17 +86,19 @@ class SchemaColumn:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Its members, in the order of the file."""
+        """Return the members in the order of the file."""
         values = (
             *(self.id, self.name, self.type, self.default, self.precision, self.scale),
             *("false" if self.not_null else "", "true" if self.primary else "", list(self.elems)),
         )
         members = zip(_MEMBERS, values, strict=True)
-        return {name: value for name, value in members if name in _ALWAYS or _is_written(name, value)}
+        return {
+            name: value for name, value in members if name in _REQUIRED_MEMBERS or _is_written(name, value)
+        }
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> Self:
-        """Read a column of a schema file; raise Corrupt when it is none."""
+        """Read a column of a schema file; raise Corrupt when it is damaged."""
         try:
             return cls(
                 name=str(tree["ColumnName"]),
@@ -155,13 +112,15 @@ class SchemaColumn:
                 elems=tuple(map(str, tree.get("ColumnElems") or ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise Corrupt("a column of a schema file lacks its name or its type") from error
+            raise Corrupt("a column of a schema file has no name or no type; keep the file") from error
 
     def column_info(self, offset: int, mock_id: int) -> ColumnInfo:
-        """The column for a reader of data files; Corrupt when its type or a size is not understood."""
+        """Return the column for a reader of data files; raise Corrupt for an unknown type or a wrong size."""
         name = self.type.removesuffix(_UNSIGNED)
         if name not in _TYPES:
-            raise Corrupt(f"column {self.name} of a schema file has the unknown type {self.type!r}")
+            raise Corrupt(
+                f"column {self.name} of a schema file has the unknown type {self.type!r}; keep the file"
+            )
         flags = NO_FLAGS
         flags |= ColumnFlag.UNSIGNED if self.type.endswith(_UNSIGNED) else NO_FLAGS
         flags |= ColumnFlag.NOT_NULL if self.not_null else NO_FLAGS
@@ -170,9 +129,6 @@ class SchemaColumn:
         sizes = (_size(self.precision, self.name), _size(self.scale, self.name))
         kind = FieldType(_TYPES[name], flags, *sizes, *charset, self.elems)
         return ColumnInfo(int(self.id or mock_id), self.name, offset, kind, default=self.default)
-
-
-_ALWAYS = frozenset({"ColumnName", "ColumnType"})
 
 
 def _is_written(name: str, value: Any) -> bool:
@@ -204,7 +160,7 @@ def _scale(kind: FieldType) -> str:
 def _default(column: ColumnInfo) -> Any:
     if column.type.tp is Tp.BIT and isinstance(column.default, int):
         raw = column.default.to_bytes(max((column.type.flen + 7) // 8, 1), "big")
-        return text_of(raw)
+        return go_text(raw)
     return column.default
 
 
@@ -212,17 +168,13 @@ def _size(text: str, column: str) -> int:
     if not text:
         return UNSPECIFIED
     if not text.isdigit():
-        raise Corrupt(f"column {column} of a schema file has a damaged size")
+        raise Corrupt(f"column {column} of a schema file has a damaged size; keep the file")
     return int(text)
-
-
-FORMAT_VERSION = 1
-_MOCK_COLUMN_ID = 100  # of the first column, where files do not say ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaFile:
-    """One file. Without columns it is a database's."""
+    """A schema file. Without columns it is a database's."""
 
     schema: str
     table: str = ""
@@ -242,7 +194,7 @@ class SchemaFile:
         query: str = "",
         type: int = 0,  # noqa: A002 - the file's own word
     ) -> Self:
-        """That of a table; `columns` are those that are sent, None for all."""
+        """Return the file of a table; `columns` are those that are sent, None for all."""
         sent = None if columns is None else set(columns)
         keys = {column.id for column in schema.table.primary_key}
         described = tuple(
@@ -260,8 +212,8 @@ class SchemaFile:
         )
 
     def to_json(self) -> bytes:
-        """The content of the file."""
-        return dumps(
+        """Return the content of the file."""
+        return dump_go_json(
             {
                 "Table": self.table,
                 "Schema": self.schema,
@@ -276,12 +228,12 @@ class SchemaFile:
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
-        """Read a file's content; raise Corrupt when it is no schema file."""
+        """Parse a file's content; raise Corrupt when it is no schema file."""
         try:
             tree = json.loads(data)
             columns = tuple(map(SchemaColumn.from_json, tree["TableColumns"] or ()))
             total = int(tree["TableColumnsTotal"])
-            read = cls(
+            file = cls(
                 schema=str(tree["Schema"]),
                 table=str(tree["Table"]),
                 version=int(tree["TableVersion"]),
@@ -290,14 +242,14 @@ class SchemaFile:
                 columns=columns,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise Corrupt("a schema file is damaged; it lacks a member or has a wrong one") from error
+            raise Corrupt("a schema file is damaged; a member is missing or wrong") from error
         if total != len(columns):
             raise Corrupt(f"a schema file is damaged; it has {len(columns)} columns instead of {total}")
-        return read
+        return file
 
     @property
     def checksum(self) -> int:
-        """CRC-32 of names and columns, as it stands in the file's name."""
+        """The CRC-32 of names and columns, which is part of the file's name."""
         ordered = sorted(self.columns, key=lambda column: column.name)
         covered: dict[str, Any] = {
             "Table": self.table,
@@ -306,60 +258,81 @@ class SchemaFile:
             "TableColumns": [column.to_json() for column in ordered],
             "TableColumnsTotal": len(ordered),
         }
-        return zlib.crc32(dumps(covered))
+        return zlib.crc32(dump_go_json(covered))
 
     def path(self, table_id: int = 0) -> str:
-        """Where the file is; `table_id` is given when table ids are the paths of tables."""
-        return schema_path(self.place(table_id))
+        """Return the file's path; give `table_id` when table ids are the paths of tables."""
+        return schema_path(self.path_parts(table_id))
 
-    def place(self, table_id: int = 0) -> SchemaPath:
-        """The parts of its path."""
+    def path_parts(self, table_id: int = 0) -> SchemaPath:
+        """Return the parts of the file's path."""
         of_table = {"table_id": table_id} if table_id else {}
         return SchemaPath(
             schema=self.schema, table=self.table, version=self.version, checksum=self.checksum, **of_table
         )
 
     def table_info(self, table_id: int = 0) -> TableInfo:
-        """The table for a reader of its data files."""
+        """Return the table for a reader of its data files."""
         columns = tuple(
             column.column_info(offset, _MOCK_COLUMN_ID + offset) for offset, column in enumerate(self.columns)
         )
-        keys = [at for at, column in enumerate(self.columns) if column.primary]
+        keys = [offset for offset, column in enumerate(self.columns) if column.primary]
         return TableInfo(
             table_id,
             self.table,
             columns,
-            indexes=(_primary(columns, keys),) if keys else (),
+            indexes=(_primary_index(columns, keys),) if keys else (),
             is_common_handle=bool(keys),
         )
 
 
-def check_named(path: str, file: SchemaFile, *, table_id_as_path: bool = False) -> None:
+def check_path(path: str, file: SchemaFile, *, table_id_as_path: bool = False) -> None:
     """Raise Corrupt when a file's content is not what its path promises."""
     named = parse_schema_path(path, table_id_as_path=table_id_as_path)
     if named is None or (named.version, named.checksum) != (file.version, file.checksum):
-        raise Corrupt(f"schema file {path} holds version {file.version} with checksum {file.checksum:010d}")
+        raise Corrupt(
+            f"schema file {path} holds version {file.version} with checksum {file.checksum:010d}; keep the"
+            " directory"
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What becomes of a version whose own file is not there: `version` to use, None to write the file.
+class VersionChoice:
+    """What to do for a version without a file of its own: use `version`, or write the file when it is None.
 
-    `stale`: a later file says the same, so that whoever reads has gone past what would be written.
+    `stale`: a later file has the same columns, so its readers have gone past what would be written.
     """
 
     version: int | None
     stale: bool = False
 
 
-def choose_version(found: Iterable[str], wanted: SchemaPath, *, table_id_as_path: bool = False) -> Choice:
-    """Decide by the files of a table's meta folder; those that are no schema files do not count."""
+def choose_version(
+    found: Iterable[str], wanted: SchemaPath, *, table_id_as_path: bool = False
+) -> VersionChoice:
+    """Decide by the paths in a table's meta folder; those that are no schema files do not count."""
     parsed = (parse_schema_path(path, table_id_as_path=table_id_as_path) for path in found)
-    same = [each.version for each in parsed if each is not None and each.checksum == wanted.checksum]
+    same = [path.version for path in parsed if path is not None and path.checksum == wanted.checksum]
     newest = max(same, default=None)
-    return Choice(newest, stale=newest is not None and newest > wanted.version)
+    return VersionChoice(newest, stale=newest is not None and newest > wanted.version)
 
 
-def _primary(columns: tuple[ColumnInfo, ...], keys: list[int]) -> IndexInfo:
-    parts = tuple(IndexColumn(columns[at].name, at) for at in keys)
+def _primary_index(columns: tuple[ColumnInfo, ...], keys: list[int]) -> IndexInfo:
+    parts = tuple(IndexColumn(columns[offset].name, offset) for offset in keys)
     return IndexInfo(1, "PRIMARY", parts, unique=True, primary=True)
+
+
+def dump_go_json(tree: Any) -> bytes:
+    """Return the tree as Go's encoder writes it, with an indent of four spaces; members stay in order."""
+    text = json.dumps(tree, indent=4, ensure_ascii=False)
+    return _ESCAPED.sub(_escape, text).encode()
+
+
+def go_text(raw: bytes) -> str:
+    """Return bytes as a Go string, which need not be UTF-8."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return "\\ufffd" if 0xD800 <= code <= 0xDFFF else f"\\u{code:04x}"

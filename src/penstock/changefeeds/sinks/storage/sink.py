@@ -144,7 +144,7 @@ class StorageSink:
             raise self._tasks.failure
 
     async def _stop(self) -> None:
-        """End all work; whoever waits for a drain gets the reason."""
+        """End all work; those who wait for a drain get the reason."""
         try:
             await self._tasks.stop()
         finally:

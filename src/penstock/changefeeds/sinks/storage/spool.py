@@ -1,4 +1,4 @@
-"""What the engine holds for the sink between encoding and the remote, counted; and who may go on. Pure."""
+"""Counts what the engine holds between encoding and the remote, and decides which dispatchers go on. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.sink import DmlEvent
 
-HIGH = 0.8  # of the quota: above it nobody is woken
-LOW = 0.6  # at or below it everybody is
+HIGH = 0.8  # of the quota: above it no dispatcher is woken
+LOW = 0.6  # of the quota: at or below it all are woken again
 
 
 @dataclass(slots=True)
@@ -17,11 +17,11 @@ class _Segment:
 
 
 class Spool:
-    """Accounting of chunks and the wakes that depend on it.
+    """Counts chunks, and holds back wakes while there are too many.
 
-    `nbytes` and `items` are the chunks that are not on the remote yet; they decide about wakes, with
-    hysteresis. A segment can be released only as a whole, so that `retained_bytes`, the whole of every
-    segment that is still there, decides about the quota, with what running encode jobs are expected to add.
+    `nbytes` and `items` count the chunks that are not on the remote yet; `nbytes` decides about wakes, with
+    hysteresis. A segment is released only as a whole. So the quota limits `retained_bytes`, all bytes of
+    every segment that is not released, together with what running encode jobs are expected to add.
     """
 
     def __init__(self, quota_bytes: int, *, high: float = HIGH, low: float = LOW) -> None:
@@ -40,30 +40,30 @@ class Spool:
 
     @property
     def held_wakes(self) -> int:
-        """Events that wait for the spool to empty."""
+        """How many events wait for the spool to empty; tests see by it that the number is bounded."""
         return len(self._held)
 
     @property
     def room(self) -> int:
-        """How much a new job may be expected to add."""
+        """How many bytes a new job may be expected to add."""
         return max(self.quota_bytes - self.retained_bytes - self.expected_bytes, 0)
 
     @property
     def empty(self) -> bool:
-        """Nothing is in it or expected: any single event may come, however large."""
+        """Whether nothing is in it or expected: then any single event may come, however large."""
         return self.retained_bytes == 0 and self.expected_bytes == 0
 
     def expect(self, nbytes: int) -> None:
-        """A job was started that will add about so much."""
+        """Reserve room for a job that will add about so many bytes."""
         self.expected_bytes += nbytes
 
     def settle(self, nbytes: int) -> None:
-        """That job ended; what it really added is given to `add`."""
+        """Give back the room of a job that has ended; `add` counts what it really added."""
         self.expected_bytes -= nbytes
         assert self.expected_bytes >= 0, "a job was settled twice"
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """Chunks are in the spool."""
+        """Count chunks that are in the spool."""
         for chunk in chunks:
             segment = self._segments.setdefault(chunk.segment, _Segment(0, 0))
             segment.chunks += 1
@@ -75,13 +75,13 @@ class Spool:
             self.paused = True
 
     def admit(self, event: DmlEvent) -> bool:
-        """Whether the event's dispatcher may go on now; if not, it is held until `resumed` gives it back."""
+        """Return whether the event's dispatcher may go on now; if not, hold it for `release_held`."""
         if self.paused:
             self._held.append(event)
         return not self.paused
 
     def remove(self, chunks: Iterable[Chunk]) -> list[int]:
-        """Chunks are on the remote, or not wanted any more: the segments that nobody needs now."""
+        """Uncount chunks that are on the remote or dropped; return the segments that are no longer needed."""
         free = []
         for chunk in chunks:
             segment = self._segments[chunk.segment]
@@ -96,15 +96,15 @@ class Spool:
             self.paused = False
         return free
 
-    def resumed(self) -> Sequence[DmlEvent]:
-        """The held events that may go on now: all of them, or none."""
+    def release_held(self) -> Sequence[DmlEvent]:
+        """Return the held events that may go on now: all of them, or none."""
         if self.paused or not self._held:
             return ()
         held, self._held = self._held, []
         return held
 
     def oldest_segments(self, keep_bytes: int) -> Iterator[int]:
-        """Those that would have to go for no more than `keep_bytes` to be retained, the oldest first."""
+        """Yield the segments to release until at most `keep_bytes` are retained, the oldest first."""
         left = self.retained_bytes
         for number, segment in self._segments.items():
             if left <= keep_bytes:

@@ -1,6 +1,6 @@
-"""Encodes what waits in the shards, several jobs at a time.
+"""The two loops of the storage sink: one encodes what waits in the shards, one writes the files that are due.
 
-Writes the files that are due, several jobs at a time, so that slow requests overlap.
+Each runs several jobs at a time, so that slow requests overlap.
 """
 
 import asyncio
@@ -22,11 +22,15 @@ from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.eventloop import TaskScope, ThreadRunner, WakeUp
 
+_log = logging.getLogger(__name__)
+
 _ENCODE_JOBS_MAX = 4
+_WRITE_JOBS_MAX = 8
+_JOB_FILES_MAX = 128
 
 
 class EncodeLoop:
-    """Runs encode jobs of what is ready. While all are busy more becomes ready: the next job is larger."""
+    """Runs encode jobs. While all are busy more slices become ready, so the next job is larger."""
 
     def __init__(
         self,
@@ -34,7 +38,7 @@ class EncodeLoop:
         ledger: Ledger,
         options: SinkOptions,
         metrics: SinkMetrics,
-        underway: TaskScope,
+        tasks: TaskScope,
         *,
         on_progress: Callable[[], None],
         on_due: Callable[[], None],
@@ -44,7 +48,7 @@ class EncodeLoop:
         self._ledger = ledger
         self._options = options
         self._metrics = metrics
-        self._underway = underway
+        self._tasks = tasks
         self._on_progress = on_progress
         self._on_due = on_due
         self._clock = clock
@@ -52,12 +56,12 @@ class EncodeLoop:
         self.changed = WakeUp(clock)  # there is more in the shards, or more room in the spool
 
     async def run(self) -> None:
-        """For ever."""
+        """Start encode jobs for ever."""
         while True:
             while self._jobs < _ENCODE_JOBS_MAX and (job := self._ledger.next_job()) is not None:
                 self._jobs += 1
-                self._underway.start(self._encode(job))
-            if self._ledger.buffers.has_due:  # the next job may have asked for room
+                self._tasks.start(self._encode(job))
+            if self._ledger.buffers.has_due:  # the search for the next job may have made files due, for room
                 self._on_due()
             await self.changed.wait()
 
@@ -68,7 +72,7 @@ class EncodeLoop:
             chunks = await self._engine.encode(work) if work else []
             assert len(chunks) == len(work), "an engine gives the chunks of each slice"
         self._metrics.encode_seconds.observe(self._clock.monotonic() - began_at)
-        self._ledger.encoded(job, chunks)
+        self._ledger.finish_encode(job, chunks)
         self._jobs -= 1
         self._on_progress()
 
@@ -78,24 +82,18 @@ class EncodeLoop:
         return EncodeWork(event.slice, replace(options, encoded_at_ms=self._clock.wall_ms(), traced=traced))
 
 
-_log = logging.getLogger(__name__)
-
-_WRITE_JOBS_MAX = 8
-_JOB_FILES_MAX = 128
-
-
 @dataclass(frozen=True, slots=True)
 class PlacedFile:
-    """A file and where it goes."""
+    """A file to write, with its target and its paths."""
 
     task: FileTask
-    place: FileTarget
+    target: FileTarget
     paths: FilePaths
     work: FileWork
 
     @property
     def pending(self) -> PendingFile:
-        """What is kept of it before it is written."""
+        """What is stored of it before it is written; the size of a Parquet file is not known by then."""
         chunks = self.task.chunks
         size = len(self.work.header) + sum(chunk.nbytes for chunk in chunks)
         return PendingFile(
@@ -109,9 +107,10 @@ class PlacedFile:
 
 
 class WriteLoop:
-    """Runs write jobs of the dispatchers that are due: place, keep what is coming, write, acknowledge.
+    """Runs write jobs of the files that are due: place them, store what they hold, write, acknowledge.
 
-    While all jobs are busy, more files become due, and the next job is larger. A dispatcher is never in two.
+    While all jobs are busy more files become due, so the next job is larger. A dispatcher is never in two
+    jobs.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class WriteLoop:
         ledger: Ledger,
         options: SinkOptions,
         metrics: SinkMetrics,
-        underway: TaskScope,
+        tasks: TaskScope,
         threads: ThreadRunner,
         *,
         on_progress: Callable[[], None],
@@ -134,61 +133,61 @@ class WriteLoop:
         self._ledger = ledger
         self._options = options
         self._metrics = metrics
-        self._underway = underway
+        self._tasks = tasks
         self._threads = threads
         self._on_progress = on_progress
         self._clock = clock
         self._job_bytes = max(
             options.spool_disk_quota // _WRITE_JOBS_MAX, 1
-        )  # all of the spool may be on its way
+        )  # the jobs together may write the whole spool at once
         self._jobs = 0
         self._warned = False
-        self.changed = WakeUp(clock)  # there is more in the spool, or something was forced
+        self.changed = WakeUp(clock)  # there is more in the spool, or a file was made due
 
     async def run(self) -> None:
-        """For ever."""
+        """Start write jobs for ever."""
         buffers = self._ledger.buffers
         while True:
             buffers.tick(self._clock.monotonic())
             while self._jobs < _WRITE_JOBS_MAX and (tasks := buffers.take(_JOB_FILES_MAX, self._job_bytes)):
                 self._jobs += 1
-                self._underway.start(self._write(tasks))
+                self._tasks.start(self._write(tasks))
             deadline = buffers.next_deadline()
             await self.changed.wait(None if deadline is None else deadline - self._clock.monotonic())
 
     async def _write(self, tasks: Sequence[FileTask]) -> None:
         began_at = self._clock.monotonic()
         with self._metrics.stage("place"):
-            places = await self._place(tasks)
-        for task, where in zip(tasks, places, strict=True):
-            if where is None:
-                self._leave_out(task)
+            targets = await self._place(tasks)
+        for task, target in zip(tasks, targets, strict=True):
+            if target is None:
+                self._skip_stale(task)
         placed = [
-            PlacedFile(task, *where, self._work(task, where[1]))
-            for task, where in zip(tasks, places, strict=True)
-            if where is not None
+            PlacedFile(task, *target, self._work(task, target[1]))
+            for task, target in zip(tasks, targets, strict=True)
+            if target is not None
         ]
         if placed:
             with self._metrics.stage("begin"):
-                await self._progress.begin_files([each.pending for each in placed])
+                await self._progress.begin_files([file.pending for file in placed])
             with self._metrics.stage("write"):
-                written = await self._engine.write([each.work for each in placed])
-            self._acknowledge(placed, written, self._clock.monotonic() - began_at)
+                results = await self._engine.write([file.work for file in placed])
+            self._acknowledge(placed, results, self._clock.monotonic() - began_at)
         self._jobs -= 1
         self._on_progress()
 
     async def _place(self, tasks: Sequence[FileTask]) -> list[tuple[FileTarget, FilePaths] | None]:
-        """Where each file goes; None: nowhere, it is stale. All have ended when this raises."""
+        """Return where each file goes, or None for a stale one. All calls have ended when this raises."""
         placing = [self._threads.call(self._place_one, task) for task in tasks]
-        placed = await asyncio.gather(*placing, return_exceptions=True)
-        for each in placed:
-            if isinstance(each, BaseException):
-                raise each
-        return [each for each in placed if not isinstance(each, BaseException)]
+        outcomes = await asyncio.gather(*placing, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
     def _place_one(self, task: FileTask) -> tuple[FileTarget, FilePaths] | None:
-        place = self._files.place(task.dispatcher, task.schema)
-        return None if place is None else (place, self._files.next_file(place, task.chunks[-1].end.ts))
+        target = self._files.place(task.dispatcher, task.schema)
+        return None if target is None else (target, self._files.next_file(target, task.chunks[-1].end.ts))
 
     def _work(self, task: FileTask, paths: FilePaths) -> FileWork:
         options = self._options.encoder(task.schema)
@@ -203,20 +202,20 @@ class WriteLoop:
         )
 
     def _acknowledge(
-        self, placed: Sequence[PlacedFile], written: Sequence[WriteResult], seconds: float
+        self, placed: Sequence[PlacedFile], results: Sequence[WriteResult], seconds: float
     ) -> None:
-        """Those that are on the remote count, whatever became of the others; raise if one is not."""
+        """Acknowledge the files that are on the remote; then raise Unavailable if one is not."""
         failed = []
-        for each, result in zip(placed, written, strict=True):
+        for file, result in zip(placed, results, strict=True):
             if result.error:
                 failed.append(result)
-                self._metrics.failed(seconds)
+                self._metrics.observe_failure(seconds)
             else:
-                self._files.wrote(each.place, each.paths)
-                self._metrics.flushed(each.task.reason, each.task.rows, result.nbytes, seconds)
-                self._ledger.written(each.task, result.nbytes)
+                self._files.confirm_written(file.target, file.paths)
+                self._metrics.observe_flush(file.task.reason, file.task.rows, result.nbytes, seconds)
+                self._ledger.finish_file(file.task, result.nbytes)
                 if tracing.current is not None:
-                    self._trace(tracing.current.passage(began_s_ago=seconds), each)
+                    self._trace(tracing.current.start_recorder(began_s_ago=seconds), file)
         if failed:
             first = failed[0]
             raise Unavailable(
@@ -226,7 +225,7 @@ class WriteLoop:
     def _trace(self, passage: tracing.StageRecorder, file: PlacedFile) -> None:
         for chunk in file.task.chunks:
             passage.add_pairs(chunk.traced)
-        passage.arrived(
+        passage.record_arrival(
             tracing.Stage.CHANGEFEED,
             key=f"{self._metrics.changefeed}/{file.paths.data_path}",
             table_id=file.task.dispatcher.table_id,
@@ -234,13 +233,13 @@ class WriteLoop:
             changefeed=self._metrics.changefeed,
         )
 
-    def _leave_out(self, task: FileTask) -> None:
-        """TiCDC's rule for rows of a version that the remote has moved past: they are left out, and done."""
-        self._metrics.stale(task.rows)
+    def _skip_stale(self, task: FileTask) -> None:
+        """Skip a file whose schema version the remote has moved past, and count it as done: TiCDC's rule."""
+        self._metrics.count_stale(task.rows)
         if not self._warned:
             self._warned = True
             _log.warning(
                 "rows were left out: the remote has a newer version of their table; from now on only counted",
                 extra={"table": task.schema.name, "version": task.schema.since_ts, "rows": task.rows},
             )
-        self._ledger.left_out(task)
+        self._ledger.skip_file(task)
