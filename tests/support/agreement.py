@@ -1,4 +1,4 @@
-"""Reads of a table held against its versions: whoever reads, the answer is the model's."""
+"""Compares reads of a table with its versions: every reader must get the model's answer."""
 
 import random  # noqa: TID251 - only the type; the caller decides the numbers
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from penstock.eventstore.sides import COMMIT_TS, OLD
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind
 from penstock.testing.versions import Snapshot, Target, Versions, in_schema, key_of
-from support.tableworld import ModelTable, TableWorld, gathered
-from support.travel import sent
+from support.tableworld import ModelTable, TableWorld, gather_rows
+from support.travel import send_copy
 
 MODES: dict[str, dict[str, Any]] = {
     "all": {"coalesce": False, "old_rows": True},
@@ -29,7 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Agreement:
-    """What must hold of the reads of a world, through one view of it."""
+    """Checks the reads of a world through one view of it."""
 
     def __init__(
         self, world: TableWorld, view: TableView | None = None, table: ModelTable | None = None
@@ -53,9 +53,9 @@ class Agreement:
         """A snapshot is the table as of then; read at once and in parts."""
         columns, table = self._table.columns(ts), self._versions.table_at(ts)
         expected = self._versions.at(ts)
-        assert gathered(read_snapshot(self._view, ts, columns=columns), table) == expected
-        parts = [self._sent(part) for part in plan_snapshot(self._view, ts, columns=columns, partitions=3)]
-        assert gathered((batch for part in parts for batch in part.read()), table) == expected
+        assert gather_rows(read_snapshot(self._view, ts, columns=columns), table) == expected
+        parts = [self._send(part) for part in plan_snapshot(self._view, ts, columns=columns, partitions=3)]
+        assert gather_rows((batch for part in parts for batch in part.read()), table) == expected
 
     def of_changes(self, from_ts: int, to_ts: int, mode: str, mix: random.Random) -> None:
         """The changes of a range lead from its beginning to its end, through the handle and the plan."""
@@ -70,7 +70,7 @@ class Agreement:
         planned = plan_changes(
             self._view, from_ts, to_ts, partition_rows=mix.choice([1, 7, 10**6]), **options
         )
-        self._of_plan([self._sent(part) for part in planned], from_ts, to_ts, mode, mix)
+        self._of_plan([self._send(part) for part in planned], from_ts, to_ts, mode, mix)
 
     def _of_plan(
         self, parts: list[ChangesPartition], from_ts: int, to_ts: int, mode: str, mix: random.Random
@@ -99,7 +99,7 @@ class Agreement:
         )
 
     def _partly(self, from_ts: int, to_ts: int, mix: random.Random) -> Snapshot:
-        """A target to which some changes of the range were applied: each row as of some moment in it."""
+        """Return a target with some changes of the range applied: each row as of some moment in it."""
         states = [
             self._versions.at(ts)
             for ts in [from_ts, to_ts, *(step.ts for step in self._versions.steps(from_ts, to_ts))]
@@ -136,8 +136,8 @@ class Agreement:
                 before = self._versions.at(row[COMMIT_TS] - 1)[key_of(table, row)]
                 assert row[OLD] == in_schema(before, table), "the old row is another"
 
-    def _sent(self, part: Any) -> Any:
-        return sent(part, stays=self._world.reader)
+    def _send(self, part: Any) -> Any:
+        return send_copy(part, stays=self._world.reader)
 
 
 class NamedReads:
@@ -150,8 +150,8 @@ class NamedReads:
         self._world = world
 
     def of_snapshot(self, name: str, ts: int) -> bool:
-        """The table of a name as of `ts`; whether there was an answer."""
-        table = self._called(name, ts)
+        """Check the table of a name at `ts`; return whether there was an answer."""
+        table = self._table_called(name, ts)
         try:
             view = self._world.find(name, ts)
             if table is None:
@@ -169,8 +169,8 @@ class NamedReads:
         return False
 
     def of_changes(self, name: str, from_ts: int, to_ts: int, mode: str, mix: random.Random) -> bool:
-        """The changes of a name in (from_ts, to_ts]; whether there was an answer."""
-        table = self._called(name, to_ts)
+        """Check the changes of a name in (from_ts, to_ts]; return whether there was an answer."""
+        table = self._table_called(name, to_ts)
         try:
             view = self._world.find(name, to_ts)
             if table is None:
@@ -192,32 +192,32 @@ class NamedReads:
             return True
         return False
 
-    def _called(self, name: str, ts: int) -> ModelTable | None:
-        return next((each for each in self._world.tables if each.name_at(ts) == name), None)
+    def _table_called(self, name: str, ts: int) -> ModelTable | None:
+        return next((table for table in self._world.tables if table.name_at(ts) == name), None)
 
     def _breaks(self, table: ModelTable, from_ts: int, to_ts: int) -> list[int]:
-        """When in the range rows may have come or gone without changes: by physical tables, or by name."""
+        """Return the times in the range at which a DDL may have brought or removed rows without changes."""
         name = table.name_at(to_ts)
         renamed = [
-            since for each in self._world.tables for since, _ in each.names if from_ts < since <= to_ts
+            since for model in self._world.tables for since, _ in model.names if from_ts < since <= to_ts
         ]
-        others = [self._called(name, ts) not in {None, table} for ts in (from_ts, *renamed)]
+        others = [self._table_called(name, ts) not in {None, table} for ts in (from_ts, *renamed)]
         own = [ts for ts in (*table.breaks, *table.recoveries) if from_ts < ts <= to_ts]
         return own + (renamed if any(others) else [])
 
     def _check_absent(self, name: str, ts: int, rows: list[Any]) -> None:
         """What is not there is not read, but for a table that gets the name later: it may have been there."""
         later = [
-            each
-            for each in self._world.tables
-            if any(since > ts and called == name for since, called in each.names)
+            table
+            for table in self._world.tables
+            if any(since > ts and called == name for since, called in table.names)
         ]
         assert later, f"there is no {name} at {ts}, and it was read: {rows}"
-        assert not rows or any(each.name_at(ts) for each in later), f"there is no {name} at {ts}: {rows}"
+        assert not rows or any(model.name_at(ts) for model in later), f"there is no {name} at {ts}: {rows}"
 
     def _check_end(self, view: TableView, table: ModelTable, from_ts: int, to_ts: int) -> None:
         """An answer leads from what the name had to what it has, though not by every change."""
-        before = self._called(table.name_at(to_ts), from_ts) or table
+        before = self._table_called(table.name_at(to_ts), from_ts) or table
         target = Target(before.versions.at(from_ts), from_ts)
         with collect_changes(view, from_ts, to_ts) as handle:
             target.take_all(handle)
@@ -251,17 +251,19 @@ class NamedReads:
         assert not arrived, f"everything has arrived, and yet: {error!r}"
 
     def _collected_ts(self, table: ModelTable, ts: int) -> int:
-        return max(self._world.manifest(each).oldest_ts for each in table.versions.table_at(ts).physical_ids)
+        return max(
+            self._world.manifest(number).oldest_ts for number in table.versions.table_at(ts).physical_ids
+        )
 
     def _ends_known(self, name: str) -> bool:
-        """Whether objects say of every table that had a name when it was dropped."""
+        """Return whether objects have the drop time of every table that had the name."""
         gone = [
             (since, table.versions.table_at(since - 1).physical_ids)
             for table in self._world.tables
             for since, called in table.names
-            if not called and any(each == name for _, each in table.names)
+            if not called and any(other == name for _, other in table.names)
         ]
-        return all(self._world.manifest(each).flushed_ts >= ts for ts, ids in gone for each in ids)
+        return all(self._world.manifest(number).flushed_ts >= ts for ts, ids in gone for number in ids)
 
 
 def _check_cover(parts: list[ChangesPartition], from_ts: int, to_ts: int) -> None:
@@ -269,7 +271,7 @@ def _check_cover(parts: list[ChangesPartition], from_ts: int, to_ts: int) -> Non
     ranges = list(dict.fromkeys((part.from_ts, part.to_ts) for part in parts))
     assert [ranges[0][0], ranges[-1][1]] == [from_ts, to_ts], "the parts do not cover the range"
     assert all(before[1] == after[0] for before, after in pairwise(ranges)), "parts overlap or leave a gap"
-    for each in ranges:
-        cuts = [(part.handle_from, part.handle_to) for part in parts if (part.from_ts, part.to_ts) == each]
+    for span in ranges:
+        cuts = [(part.handle_from, part.handle_to) for part in parts if (part.from_ts, part.to_ts) == span]
         assert (cuts[0][0], cuts[-1][1]) == (b"", b""), "the parts of a time do not cover all handles"
         assert all(before[1] == after[0] for before, after in pairwise(cuts))

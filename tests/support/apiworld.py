@@ -32,7 +32,7 @@ _LOOK_S = 0.05
 
 @dataclass
 class ApiWorld:
-    """What tests work with; everything blocks."""
+    """A database, a capture and the API for a test; all calls block."""
 
     world: JobWorld
     deployment: Deployment
@@ -53,7 +53,7 @@ class ApiWorld:
             SYSTEM.pause(_LOOK_S)
 
     def client(self, account: str | None = None, url: str | None = None) -> httpx.Client:
-        """Who asks: an account, or nobody."""
+        """Return an HTTP client of an account, or of nobody."""
         headers = {"Authorization": f"Bearer {TOKENS[account]}"} if account is not None else {}
         made = httpx.Client(base_url=url or self.url, headers=headers, timeout=_TIMEOUT_S)
         return self.closing.enter_context(made)
@@ -74,7 +74,7 @@ class ApiWorld:
 
 @contextmanager
 def api_world(folder: Path, api: Mapping[str, Any] | None = None) -> Iterator[ApiWorld]:
-    """A world in `folder`, with settings of the API."""
+    """Return a world in `folder`, with settings of the API."""
     with blocking(job_world(folder)) as world:
         tree = {"addr": "127.0.0.1:0", **(api or {})}
         settings = world.settings.model_copy(
@@ -90,7 +90,7 @@ def api_world(folder: Path, api: Mapping[str, Any] | None = None) -> Iterator[Ap
 
 @contextmanager
 def blocking(opened: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """An async context for tests that block."""
+    """Return an async context for tests that block."""
     entered = eventloop.run(opened.__aenter__())
     try:
         yield entered

@@ -15,19 +15,19 @@ _SOAK_EXAMPLES = 4  # times the examples of a property that `make test` runs who
 
 
 def length(short: int, whole: int) -> int:
-    """How often to repeat a step, such as killing a process."""
+    """Return how often to repeat a step, such as killing a process."""
     return whole * _SOAK if _SOAK else short
 
 
 def examples(short: int, whole: int | None = None) -> int:
-    """How many examples a property tries."""
+    """Return how many examples a property tries."""
     if "PENSTOCK_EXAMPLES" in os.environ:
         return int(os.environ["PENSTOCK_EXAMPLES"])
     return length(short, whole or short * _SOAK_EXAMPLES)
 
 
 def seeds(short: int, whole: int, *, first: int = 1) -> Sequence[int]:
-    """The seeds of a simulation."""
+    """Return the seeds of a simulation."""
     if os.environ.get("PENSTOCK_SEED"):
         return [int(os.environ["PENSTOCK_SEED"])]
     count = int(os.environ.get("PENSTOCK_SEEDS") or length(short, whole))

@@ -22,7 +22,7 @@ _STOP_TIMEOUT_S = 60.0
 
 
 def penstock(*arguments: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end, whatever that is."""
+    """Run a command to its end, also when it fails."""
     return subprocess.run(  # noqa: S603 - our own command line
         [*_PENSTOCK, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -50,7 +50,7 @@ class ServiceProcess:
         """Start it, or start it again, and wait until it is ready; raise Invalid when it refuses."""
         assert self._child is None or self._child.poll() is not None, "the process still runs"
         with self._log.open("a") as log:
-            self._child = self._launched(log)
+            self._child = self._launch(log)
         assert self._child.stdout is not None
         readable, _, _ = select.select([self._child.stdout], [], [], _READY_TIMEOUT_S)
         line = self._child.stdout.readline() if readable else ""
@@ -61,7 +61,7 @@ class ServiceProcess:
         self.ready = json.loads(line)
         return self
 
-    def _launched(self, log: IO[str]) -> "subprocess.Popen[str] | WarmChild":
+    def _launch(self, log: IO[str]) -> "subprocess.Popen[str] | WarmChild":
         if self._warm is not None:
             return self._warm.fork(self._command[len(_PENSTOCK) :], log)
         return subprocess.Popen(  # noqa: S603 - our own command

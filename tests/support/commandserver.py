@@ -77,15 +77,15 @@ def _serve(path: str) -> None:
                 return
             asking, _ = listening.accept()
             with asking, contextlib.suppress(BrokenPipeError):
-                asking.sendall(b"%d" % _done(asking))
+                asking.sendall(b"%d" % _serve_request(asking))
 
 
-def _done(asking: socket.socket) -> int:
+def _serve_request(asking: socket.socket) -> int:
     _, outputs, _, _ = socket.recv_fds(asking, 1, len(_OUTPUTS))
     try:
         given = json.loads(b"".join(iter(lambda: asking.recv(_CHUNK), b"")))
         with _in_place(given, outputs):
-            return _ended(given["program"], given["arguments"])
+            return _run_command(given["program"], given["arguments"])
     finally:
         for output in outputs:
             os.close(output)
@@ -94,14 +94,14 @@ def _done(asking: socket.socket) -> int:
 @contextlib.contextmanager
 def _in_place(given: dict[str, Any], outputs: Sequence[int]) -> Iterator[None]:
     """Be where the command was called, with its output; and nowhere special afterwards."""
-    own = [os.dup(each) for each in _OUTPUTS]
+    own = [os.dup(standard) for standard in _OUTPUTS]
     path, environment = list(sys.path), dict(os.environ)
-    for output, each in zip(outputs, _OUTPUTS, strict=True):
-        os.dup2(output, each)
+    for output, standard in zip(outputs, _OUTPUTS, strict=True):
+        os.dup2(output, standard)
     os.chdir(given["folder"])
     os.environ.clear()
     os.environ.update(given["environment"])
-    sys.path[:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     try:
         yield
     finally:
@@ -110,13 +110,13 @@ def _in_place(given: dict[str, Any], outputs: Sequence[int]) -> Iterator[None]:
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(environment)
-        for kept, each in zip(own, _OUTPUTS, strict=True):
-            os.dup2(kept, each)
+        for kept, standard in zip(own, _OUTPUTS, strict=True):
+            os.dup2(kept, standard)
             os.close(kept)
 
 
-def _ended(program: str, arguments: list[str]) -> int:
-    """Run a command; how it ended."""
+def _run_command(program: str, arguments: list[str]) -> int:
+    """Run a command; return its exit code."""
     try:
         _run(program, arguments)
     except SystemExit as end:

@@ -28,35 +28,35 @@ def table_schema(
     partitions: tuple[int, ...] = (),
     kind: str = "integer",
 ) -> SchemaVersion:
-    """A table `database.name`, by default shop.t<id>."""
+    """Return a table `database.name`, by default shop.t<id>."""
     database, _, table = (name or f"shop.t{table_id}").partition(".")
     info = replace(item_table(kind, table_id=table_id, partitions=partitions), name=table)
     return SchemaVersion(since_ts, since_ts, info, database)
 
 
 def create_table(ts: int, schema: SchemaVersion) -> DdlEvent:
-    """The table is there from now on."""
+    """Return the event of a new table."""
     return _event(ts, DdlAction.CREATE_TABLE, [TableChange(None, replace(schema, since_ts=ts))])
 
 
 def drop_table(ts: int, schema: SchemaVersion) -> DdlEvent:
-    """The table is gone."""
+    """Return the event of a dropped table."""
     return _event(ts, DdlAction.DROP_TABLE, [TableChange(schema, None)])
 
 
 def alter_table(ts: int, schema: SchemaVersion) -> DdlEvent:
-    """The table has another version."""
+    """Return the event of a changed table."""
     return _event(ts, DdlAction.ADD_COLUMN, [TableChange(schema, replace(schema, since_ts=ts, version=ts))])
 
 
 def truncate_table(ts: int, schema: SchemaVersion, new_id: int) -> DdlEvent:
-    """The table goes on empty, under another id."""
+    """Return the event of a truncated table, which continues under another id."""
     after = replace(schema, since_ts=ts, table=replace(schema.table, id=new_id))
     return _event(ts, DdlAction.TRUNCATE_TABLE, [TableChange(schema, after)])
 
 
 def rename_tables(ts: int, *renamed: tuple[SchemaVersion, str]) -> DdlEvent:
-    """Each table has another name, `database.name`, in the same moment."""
+    """Return the event that renames tables to `database.name` at the same moment."""
     changes = []
     for schema, name in renamed:
         database, _, table = name.partition(".")
@@ -66,13 +66,13 @@ def rename_tables(ts: int, *renamed: tuple[SchemaVersion, str]) -> DdlEvent:
 
 
 def create_database(ts: int, name: str) -> DdlEvent:
-    """The database is there from now on."""
+    """Return the event of a new database."""
     return _event(ts, DdlAction.CREATE_SCHEMA, (), name)
 
 
 def drop_database(ts: int, name: str, tables: Iterable[SchemaVersion]) -> DdlEvent:
-    """The database is gone with its tables."""
-    return _event(ts, DdlAction.DROP_SCHEMA, [TableChange(each, None) for each in tables], name)
+    """Return the event of a database that is dropped with its tables."""
+    return _event(ts, DdlAction.DROP_SCHEMA, [TableChange(table, None) for table in tables], name)
 
 
 def _event(ts: int, action: DdlAction, changes: Iterable[TableChange], database: str = "") -> DdlEvent:

@@ -72,7 +72,7 @@ class Block:
 
     @property
     def exit_code(self) -> int:
-        """How it ends."""
+        """The exit code that is expected."""
         return int(self.note.removeprefix("exit ")) if self.note.startswith("exit ") else 0
 
     @property
@@ -96,7 +96,7 @@ class Command:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The blocks of a page in order; raise ValueError for one that a test can do nothing with."""
+    """Return the blocks of a page in order; raise ValueError for one that a test can do nothing with."""
     return list(_blocks(page.splitlines()))
 
 
@@ -116,7 +116,7 @@ def _blocks(lines: list[str]) -> Iterator[Block]:
         kind = fence["info"].split()[0] if fence["info"].strip() else ""
         place += 1
         if kind not in _SHOWN_ONLY:
-            yield _checked(Block(kind, text, begin, _note(lines, begin - 2)))
+            yield _check_block(Block(kind, text, begin, _note(lines, begin - 2)))
 
 
 def _note(lines: list[str], place: int) -> str:
@@ -126,7 +126,7 @@ def _note(lines: list[str], place: int) -> str:
     return found["text"] if found else ""
 
 
-def _checked(block: Block) -> Block:
+def _check_block(block: Block) -> Block:
     if block.left_out:
         if not _NOT_RUN.fullmatch(block.note):
             raise ValueError(f"line {block.line}: say `not run: WHY; instead: WHAT`")
@@ -142,7 +142,7 @@ def _checked(block: Block) -> Block:
 
 
 def commands_of(block: Block) -> list[Command]:
-    """The commands of a console with their output; raise ValueError when it begins with none."""
+    """Return the commands of a console with their output; raise ValueError when it begins with none."""
     found: list[list[str]] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
@@ -157,7 +157,7 @@ def commands_of(block: Block) -> list[Command]:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether something prints what is shown: `...` is any text, a line `...` any lines."""
+    """Return whether something prints what is shown: `...` is any text, a line `...` any lines."""
     pattern = "".join(_pattern(line) for line in shown.strip().splitlines())
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed.strip().splitlines())) is not None
 

@@ -35,7 +35,7 @@ _SHELL = ("bash", "-euo", "pipefail", "-c")
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """Return a port of loopback that nobody listens on now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -60,7 +60,7 @@ class DocWorld:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         shown = ("127.0.0.1:2379", "127.0.0.1:8300", "127.0.0.1:8815")
-        self._addresses = {each: f"127.0.0.1:{free_port()}" for each in shown} | dict(addresses or {})
+        self._addresses = {name: f"127.0.0.1:{free_port()}" for name in shown} | dict(addresses or {})
         self._own_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._commands = CommandServer()
         self.environment = {**os.environ, "COLUMNS": "120", **(environment or {})}
@@ -82,7 +82,7 @@ class DocWorld:
             self._commands.__exit__()
 
     def follow(self, page: Path) -> int:
-        """Run every block of a page; how many there were."""
+        """Run every block of a page; return how many there were."""
         blocks = blocks_of(page.read_text(encoding="utf-8"))
         for block in blocks:
             try:
@@ -110,7 +110,7 @@ class DocWorld:
         elif block.kind == Kind.BASH:
             self._run(text, code=block.exit_code)
         elif block.kind == Kind.PYTHON:
-            self._ended([f"{self._commands.programs}/python", "-c", text], code=block.exit_code)
+            self._run_command([f"{self._commands.programs}/python", "-c", text], code=block.exit_code)
         else:
             self._console(block)
         self._prepare()
@@ -135,7 +135,7 @@ class DocWorld:
                 self._prepared[path] = path.read_text(encoding="utf-8")
 
     def _usual(self) -> dict[str, Any]:
-        """What a settings file that does not say it would take by default, with the addresses of here."""
+        """Return the defaults that a settings file does not set, with the addresses of this world."""
         pd, api, flight = (self._addresses[f"127.0.0.1:{port}"] for port in (2379, 8300, 8815))
         return {
             "pd_addrs": [pd],
@@ -170,14 +170,14 @@ class DocWorld:
     def _run(self, text: str, *, code: int | None = 0) -> str:
         """Commands in a shell; what it exports holds from then on. No code: any will do."""
         kept = self.folder / ".environment"
-        printed = self._ended([*_SHELL, text + _KEEP.format(file=kept)], code=code)
+        printed = self._run_command([*_SHELL, text + _KEEP.format(file=kept)], code=code)
         if kept.exists():
-            pairs = (each.partition("=") for each in kept.read_text().split("\0") if each)
+            pairs = (pair.partition("=") for pair in kept.read_text().split("\0") if pair)
             self.environment = {name: value for name, _, value in pairs}
             kept.unlink()
         return printed
 
-    def _ended(self, command: list[str], *, code: int | None) -> str:
+    def _run_command(self, command: list[str], *, code: int | None) -> str:
         done = subprocess.run(  # noqa: S603 - what our own pages say
             command,
             cwd=self.folder,

@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 def fake_part_command(name: str, folder: Path) -> tuple[str, ...]:
-    """How it is started: without site-packages, which it does not need and would wait for."""
+    """Return how it is started: without site-packages, which it does not need and would wait for."""
     return (sys.executable, "-I", "-S", __file__, name, str(folder))
 
 
@@ -45,7 +45,7 @@ class Journal:
         return [(what, part) for what, part, _ in self._lines()]
 
     def pids(self, part: str) -> list[int]:
-        """The processes that a part was, the latest last."""
+        """Return the processes that a part was, the latest last."""
         return [int(pid) for what, name, pid in self._lines() if (what, name) == ("began", part)]
 
     def behave(self, part: str, **how: Any) -> None:
@@ -53,7 +53,7 @@ class Journal:
         (self._folder / f"{part}.json").write_text(json.dumps(how))
 
     def behaviour(self, part: str) -> dict[str, Any]:
-        """What was decided."""
+        """Return what was decided."""
         path = self._folder / f"{part}.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return found
@@ -94,7 +94,7 @@ def _ready(order: dict[str, Any]) -> dict[str, str]:
 
 
 def _child(how: dict[str, Any]) -> dict[str, int]:
-    """A process that a part leaves behind."""
+    """Return a process that a part leaves behind."""
     if "child" not in how:
         return {}
     command = [sys.executable, "-c", "import signal; signal.pause()"]

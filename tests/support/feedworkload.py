@@ -44,9 +44,9 @@ class FeedWorkload:
                 self._change_rows(table, mix.randint(1, 15))
         world.resolve_ddls()
         world.resolve()
-        for each in sorted(world.store.tables()):
+        for table_id in sorted(world.store.tables()):
             if mix.random() < 0.8:
-                world.flush(each)
+                world.flush(table_id)
 
     def act(self) -> None:
         """Something happens, and some of it becomes known."""
@@ -75,16 +75,16 @@ class FeedWorkload:
     def capture(self, chance: float) -> None:
         """Captures find tables some time after they were made, and leave those that are gone."""
         there = self._world.physical_ids
-        for each in sorted(self._world.uncaptured):
-            if each in there and self._mix.random() < chance:
-                self._world.capture(each)
-        for each in sorted(self._world.store.tables()):
-            if self._world.is_done(each) and self._mix.random() < chance / 2:
-                self._world.give_up(each)
+        for physical_id in sorted(self._world.uncaptured):
+            if physical_id in there and self._mix.random() < chance:
+                self._world.capture(physical_id)
+        for table in sorted(self._world.store.tables()):
+            if self._world.is_done(table) and self._mix.random() < chance / 2:
+                self._world.give_up(table)
 
     def _transaction(self, tables: list[WorldTable]) -> None:
         chosen = self._mix.sample(tables, min(len(tables), self._mix.choice([1, 1, 2])))
-        self._world.commit(*(self._changes(each, self._mix.randint(1, 6)) for each in chosen))
+        self._world.commit(*(self._changes(picked, self._mix.randint(1, 6)) for picked in chosen))
 
     def _change_rows(self, table: WorldTable, rows: int) -> None:
         self._world.commit(self._changes(table, rows))
@@ -155,7 +155,7 @@ class FeedWorkload:
         if table.info.physical_ids != (table.info.id,) and mix.random() < 0.4:
             self._partition_ddl(table)
             return
-        extra = [each.name for each in table.info.stored_columns if each.name.startswith("c")]
+        extra = [column.name for column in table.info.stored_columns if column.name.startswith("c")]
         if what < 0.4:
             name = f"c{mix.randint(1, 3)}"
             if name not in extra:
@@ -199,6 +199,6 @@ class FeedWorkload:
         elif what == "exchange":
             other = world.create_like(f"{table.database}.x{self._names}", table)
             self._change_rows(other, mix.randint(1, 6))
-            numbers = [{held.row["id"] for held in each.rows.values()} for each in (table, other)]
+            numbers = [{held.row["id"] for held in side.rows.values()} for side in (table, other)]
             if numbers[0].isdisjoint(numbers[1]):
                 world.exchange_partition(table, at, other)

@@ -36,14 +36,14 @@ class Gate:
 
     def waiting(self) -> list[int]:
         """Ids of the processes that came and did not get through, be it because they were killed."""
-        return [int(each.name) for each in self.folder.glob("[0-9]*")]
+        return [int(path.name) for path in self.folder.glob("[0-9]*")]
 
     def open(self) -> None:
         """Let everybody through from now on."""
         (self.folder / _OPEN).touch()
 
     def batches(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches, each after a wait: for mapInArrow."""
+        """Yield the batches, each after a wait: for mapInArrow."""
         for batch in given:
             self.wait()
             yield batch
@@ -57,7 +57,7 @@ class GatedStorage(StorageRef):
     after: str = field(kw_only=True)  # "write" or "create"
 
     def open(self) -> ObjectStorage:
-        """The storage, with the gate in it."""
+        """Return the storage, with the gate in it."""
         return _Gated(super().open(), self)
 
 
@@ -68,13 +68,13 @@ class _Gated(ObjectStorage):
 
     def write(self, path: str, data: bytes | Path) -> None:
         super().write(path, data)
-        self._written("write")
+        self._wait_after("write")
 
     def create(self, path: str, data: bytes) -> bool:
         made = super().create(path, data)
-        self._written("create")
+        self._wait_after("create")
         return made
 
-    def _written(self, how: str) -> None:
+    def _wait_after(self, how: str) -> None:
         if self._ref.after == how:
             self._ref.gate.wait()

@@ -59,7 +59,7 @@ def check(history: Iterable[Transaction], final: Mapping[Key, Names]) -> list[st
 
 
 def _effects(transactions: Sequence[Transaction], final: Mapping[Key, Names]) -> Iterable[str]:
-    """All of a transaction's writes are there or none, as its outcome says, and each once."""
+    """Yield problems unless a transaction's writes are all visible or none, by its outcome, each once."""
     for key, names in final.items():
         if len(set(names)) != len(names):
             yield f"{key!r} holds a name twice: {names}"
@@ -89,7 +89,7 @@ def _stale_reads(
     final: Mapping[Key, Names],
     unknown: set[str],
 ) -> Iterable[str]:
-    """What a transaction read is what was committed at its start; unknown ones may be among it, in order."""
+    """Yield problems unless a transaction read what was committed at its start, unknown outcomes maybe."""
     for transaction in committed:
         for key, seen in transaction.reads.items():
             if seen != final.get(key, ())[: len(seen)]:

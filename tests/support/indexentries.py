@@ -9,11 +9,11 @@ from penstock.tables.records import Record
 from penstock.tables.schema import IndexInfo, TableInfo
 from penstock.tables.values import datum_of_cell
 
-__all__ = ["indexed_record"]
+__all__ = ["decode_indexed_record"]
 
 
-def indexed_record(table: TableInfo, index: IndexInfo, key: bytes, value: bytes) -> Record:
-    """The indexed columns of the row an entry points to, as they were written (up to a prefix)."""
+def decode_indexed_record(table: TableInfo, index: IndexInfo, key: bytes, value: bytes) -> Record:
+    """Return the indexed columns of the row an entry points to, as they were written (up to a prefix)."""
     segments = split_value(value)
     cells = rows.decode(segments.restored).cells if segments.restored else {}
     record: Record = {}

@@ -10,21 +10,21 @@ asked: list[str] = []
 
 
 def shouted(texts: pa.Array) -> pa.Array:
-    """A parser: only words that are shouted."""
+    """Parse texts into their upper-case words."""
     found = [
-        None if each is None else [word for word in each.split() if word.isupper()]
-        for each in texts.to_pylist()
+        None if text is None else [word for word in text.split() if word.isupper()]
+        for text in texts.to_pylist()
     ]
     return pa.array(found, pa.list_(pa.string()))
 
 
 def embedded(texts: pa.Array) -> pa.Array:
-    """An embedding of two dimensions: how long a text is, and how many words it has."""
+    """Return an embedding of two dimensions: how long a text is, and how many words it has."""
     asked.extend(texts.to_pylist())
-    made = [[float(len(each)), float(len(each.split()))] for each in texts.to_pylist()]
+    made = [[float(len(text)), float(len(text.split()))] for text in texts.to_pylist()]
     return pa.array(made, pa.list_(pa.float32()))
 
 
 def wrong(texts: pa.Array) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """An embedding of three dimensions."""
+    """Return an embedding of three dimensions."""
     return np.ones((len(texts), 3), np.float32)

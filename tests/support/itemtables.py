@@ -19,15 +19,17 @@ TABLES: dict[str, TableInfo] = {
 
 
 def item_table(kind: str = "integer", *, table_id: int = 1, partitions: tuple[int, ...] = ()) -> TableInfo:
-    """A table of some kind; with partitions, those are the physical tables."""
+    """Return a table of some kind; with partitions, those are the physical tables."""
     extra: dict[str, Any] = {}
     if partitions:
-        extra = {"partition": {"enable": True, "definitions": [{"id": each} for each in partitions]}}
+        extra = {
+            "partition": {"enable": True, "definitions": [{"id": partition} for partition in partitions]}
+        }
     return replace(TABLES[kind], id=table_id, extra=extra)
 
 
 def item(kind: str, number: int, name: str, *, rowid: int = 0, **more: Any) -> Row:
-    """The row of a number; `rowid` (by default the number) is its handle where its key is not."""
+    """Return the row of a number; `rowid` (by default the number) is its handle where its key is not."""
     row: Row = {"id": number, "name": name}
     if kind == "composite":
         row["part"] = f"p{number % 3}"

@@ -39,7 +39,7 @@ class Bench:
 
     @contextmanager
     def executor(self) -> Iterator[IterationRunner]:
-        """What executes iterations, open."""
+        """Return an open executor of iterations."""
         made = self._executor()
         made.open()
         try:
@@ -49,8 +49,8 @@ class Bench:
 
     @contextmanager
     def scheduler(self, *, on_end: OnEnd | None = None) -> Iterator[Scheduler]:
-        """What schedules them, started; it ends quickly."""
-        made = Scheduler(self._executor(), self._settings.jobs, on_end=on_end or self._left)
+        """Return a started scheduler that ends quickly."""
+        made = Scheduler(self._executor(), self._settings.jobs, on_end=on_end or self._leave)
         made.start()
         try:
             yield made
@@ -58,7 +58,7 @@ class Bench:
             eventloop.run(made.close())
 
     def iteration(self, *jobs: Job, from_ts: int = 0) -> Iteration:
-        """One of jobs that are in the log from now on, up to now; their names make it unique."""
+        """Return an iteration of jobs, up to now, and put the jobs into the log. Their names make its id."""
         self.log.rows |= {job.key: job for job in jobs}
         made = iteration_of(*jobs, from_ts=from_ts, to_ts=self.world.ts)
         return replace(made, id="+".join(job.key.job_name for job in jobs))
@@ -77,17 +77,17 @@ class Bench:
         options = {"grace_s": 0.2, "usage": Meter(), **self.options}
         return IterationRunner(self.log, self.source, self._settings, find=self._find, **options)
 
-    def _left(self, iteration_id: str, key: JobKey, row: Job | None) -> None:
+    def _leave(self, iteration_id: str, key: JobKey, row: Job | None) -> None:
         assert key.job_name in iteration_id, "a job leaves the iteration that it was in"
-        self.ended(key, row)
+        self.leave(key, row)
 
     def _find(self, name: str) -> type[Consumer]:
         if name not in self.consumers:
             raise Invalid(f"there is no consumer {name!r}")
         return self.consumers[name]
 
-    def ended(self, key: JobKey, row: Job | None) -> None:
-        """A job leaves."""
+    def leave(self, key: JobKey, row: Job | None) -> None:
+        """Record that a job leaves, with its row."""
         assert key.job_name not in self.ends, "a job leaves once"
         self.ends[key.job_name] = row
 
@@ -102,10 +102,10 @@ class Bench:
         """Try it once more, with rows as they are given."""
         self.ends = {}
         with self.executor() as executor:
-            return executor.make_run(iteration, last=last, on_end=self.ended).run()
+            return executor.make_run(iteration, last=last, on_end=self.leave).run()
 
     def end(self, name: str) -> Job:
-        """The row that a job has left with; it is what the log has."""
+        """Return the row that a job has left with; it is what the log has."""
         row = self.ends[name]
         assert row is not None
         assert row == self.log.row(name)
@@ -114,7 +114,7 @@ class Bench:
 
 @contextmanager
 def item_bench(folder: Path) -> Iterator[Bench]:
-    """One with a table of five items."""
+    """Return a bench with a table of five items."""
     with TableWorld(folder / "world", item_table()) as world:
         for number in range(5):
             world.commit(item("integer", number, f"first {number}"))
@@ -123,7 +123,7 @@ def item_bench(folder: Path) -> Iterator[Bench]:
 
 
 def all_rows(data: DataRetriever) -> list[Row]:
-    """Everything that a consumer is given, inserts before deletes in each batch."""
+    """Return everything that a consumer is given, inserts before deletes in each batch."""
     rows: list[Row] = []
     while True:
         inserts, deletes, no_more_data = data.next()

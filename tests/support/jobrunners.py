@@ -54,8 +54,8 @@ class JobRunners:
         process = ServiceProcess(log, "job", "run", "--config", str(self._config), warm=self._warm)
         self._starting.append(self._pool.submit(process.start))
 
-    def _gathered(self) -> dict[str, ServiceProcess]:
-        for done in [each for each in self._starting if each.done()]:
+    def _gather(self) -> dict[str, ServiceProcess]:
+        for done in [start for start in self._starting if start.done()]:
             self._starting.remove(done)
             process = done.result()
             self.running[process.ready["runner"]] = process
@@ -67,7 +67,7 @@ class JobRunners:
         return len(self.running) + len(self._starting)
 
     def lease(self) -> LeaseRecord:
-        """Who has the lease."""
+        """Return the holder of the lease."""
         return eventloop.run(read_lease(self._client, RUNNER_LEASE))
 
     def active(self, *, after: int = 0) -> LeaseRecord:
@@ -77,7 +77,7 @@ class JobRunners:
         def held() -> bool:
             nonlocal found
             found = self.lease()
-            return found.epoch > after and found.owner in self._gathered()
+            return found.epoch > after and found.owner in self._gather()
 
         self._until(held, "nobody takes the lease over")
         return found
@@ -101,12 +101,12 @@ class JobRunners:
 
     def kill_all(self) -> None:
         """End those that are ready or about to be, and wait until they are gone."""
-        self._until(lambda: self._gathered() is not None and not self._starting, "runners do not start")
+        self._until(lambda: self._gather() is not None and not self._starting, "runners do not start")
         for name in list(self.running):
             self.kill(name)
 
     def logs(self) -> str:
-        """What all of them have said."""
+        """Return the logs of all runners."""
         return "\n".join(path.read_text() for path in sorted(self._folder.glob("runner-*.log")))
 
     def __enter__(self) -> Self:

@@ -36,11 +36,13 @@ class HandFed:
         """All changes up to `upto_ts` are known now."""
         assert self._history is not None, "nobody has subscribed"
         self.ts = upto_ts
-        self._history.consume_kv_events(raw([each for each in self.meta if each[0] <= upto_ts]), lambda: None)
+        self._history.consume_kv_events(
+            raw([change for change in self.meta if change[0] <= upto_ts]), lambda: None
+        )
         self._history.advance_resolved_ts(upto_ts)
 
     async def close(self) -> None:
-        """See Subscription."""
+        """Close the subscription."""
         self.closed = True
 
 
@@ -51,7 +53,7 @@ class JobSourceWorld(SourceWorld):
 
     @asynccontextmanager
     async def job_source(self, *, clock: Clock | None = None) -> AsyncIterator[ScanFollower]:
-        """A source of jobs over the table."""
+        """Return a source of jobs over the table."""
         self.fed = HandFed(self.meta)
         self.fed.ts = self.ts
         tables = FollowedTables(self.fed.subscribe, clock=clock or self.clock)
@@ -60,8 +62,8 @@ class JobSourceWorld(SourceWorld):
         async with ScanFollower(self.access(), tables, clock=clock or self.clock) as source:
             yield source
 
-    def known(self) -> int:
-        """Everything so far is resolved: rows and schemas."""
+    def resolve_all(self) -> int:
+        """Resolve all rows and schemas so far; return up to when."""
         ts = self.resolve()
         self.fed.feed(ts)
         return ts

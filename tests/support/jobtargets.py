@@ -55,10 +55,10 @@ class Target(Protocol):
         """What the job is told."""
 
     def read(self) -> Reading | None:
-        """What it has; None before the first iteration is complete."""
+        """Return what it has; None before the first iteration is complete."""
 
     def strays(self) -> list[str]:
-        """What is there and belongs to nothing that readers see, nor to what they could have begun to.
+        """Return the files that belong to no version that a reader sees or may have begun to read.
 
         Not what a killed process has half written, of which docs/jobs.md says that it goes later.
         """
@@ -101,11 +101,11 @@ class LanceTarget:
 
     @property
     def options(self) -> dict[str, str]:
-        """See Target."""
+        """Return the options of the consumer that writes this target."""
         return {"uri": str(self.folder), **self.told}
 
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
         if not self.folder.exists():
             return None
         try:
@@ -115,17 +115,17 @@ class LanceTarget:
         marker = json.loads(next(filter(None, table.column("_penstock").to_pylist())))
         if not marker["complete"]:
             return None
-        kept = [each for each in table.column_names if not each.startswith("_")]
+        kept = [name for name in table.column_names if not name.startswith("_")]
         rows = table.filter(pa.compute.is_null(table.column("_penstock"))).select(kept)
         return Reading(marker["watermark"], rows.to_pylist())
 
-    def found(self, word: str, column: str) -> list[Any]:
-        """What a search for a word finds, by a column."""
+    def search(self, word: str, column: str) -> list[Any]:
+        """Return what a search for a word finds, by a column."""
         hits = lance.dataset(str(self.folder)).to_table(columns=[column], full_text_query=word)
         return sorted(hits.column(column).to_pylist())
 
     def strays(self) -> list[str]:
-        """See Target. Lance itself removes the files of nothing, some days later."""
+        """Return nothing: Lance removes unused files itself, some days later."""
         return []
 
 
@@ -137,11 +137,11 @@ class DeltaTarget:
 
     @property
     def options(self) -> dict[str, str]:
-        """See Target."""
+        """Return the options of the consumer that writes this target."""
         return {"uri": str(self.folder)}
 
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
         if not DeltaTable.is_deltatable(str(self.folder)):
             return None
         table = DeltaTable(str(self.folder))
@@ -150,7 +150,7 @@ class DeltaTarget:
         return Reading(ts, table.to_pyarrow_table().to_pylist())
 
     def strays(self) -> list[str]:
-        """See Target."""
+        """Return the files or tables that no reader needs."""
         named: set[str] = set()
         for log in (self.folder / "_delta_log").glob("*.json"):
             actions = map(json.loads, log.read_text().splitlines())
@@ -176,11 +176,11 @@ class IcebergTarget:
 
     @property
     def options(self) -> dict[str, str]:
-        """See Target."""
+        """Return the options of the consumer that writes this target."""
         return {"table": self.table, **{f"catalog.{name}": value for name, value in self._catalog.items()}}
 
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
         with load_catalog(**self._catalog) as catalog:
             try:
                 table = catalog.load_table(self.table)
@@ -190,7 +190,7 @@ class IcebergTarget:
             return Reading(int(table.properties["penstock.watermark"]), rows)
 
     def strays(self) -> list[str]:
-        """See Target."""
+        """Return the files or tables that no reader needs."""
         with load_catalog(**self._catalog) as catalog:
             table = catalog.load_table(self.table)
             named = set(table.inspect.all_files().column("file_path").to_pylist())
@@ -205,7 +205,7 @@ class ParquetTarget:
 
     @property
     def options(self) -> dict[str, str]:
-        """See Target."""
+        """Return the options of the consumer that writes this target."""
         return {"uri": str(self.folder)}
 
     def _manifest(self) -> dict[str, Any] | None:
@@ -214,21 +214,21 @@ class ParquetTarget:
         return found
 
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
         manifest = self._manifest()
         if manifest is None:
             return None
         rows: list[Row] = []
-        names = [each["name"] for each in manifest["columns"]]
+        names = [column["name"] for column in manifest["columns"]]
         for file in manifest["files"]:
             found = pq.read_table(self.folder / file["path"], partitioning=None).to_pylist()
             rows += [{name: row.get(name) for name in names} for row in found]
         return Reading(int(manifest["watermark"]), rows)
 
     def strays(self) -> list[str]:
-        """See Target."""
+        """Return the files or tables that no reader needs."""
         manifest = self._manifest() or {"files": (), "retired": ()}
-        named = {each["path"] for each in (*manifest["files"], *manifest["retired"])}
+        named = {file["path"] for file in (*manifest["files"], *manifest["retired"])}
         return _others(self.folder, {*named, "_penstock.json"}, skip=("staging/",))
 
 
@@ -241,11 +241,11 @@ class PostgresTarget:
 
     @property
     def options(self) -> dict[str, str]:
-        """See Target."""
+        """Return the options of the consumer that writes this target."""
         return {"dsn": self.dsn, "table": self.table}
 
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
         with psycopg.connect(self.dsn, row_factory=dict_row) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             if not self._tables(connection).issuperset({self.table, "penstock_watermarks"}):
@@ -258,7 +258,7 @@ class PostgresTarget:
             return Reading(mark["ts"], rows.fetchall())
 
     def strays(self) -> list[str]:
-        """See Target."""
+        """Return the files or tables that no reader needs."""
         with psycopg.connect(self.dsn, row_factory=dict_row) as connection:
             marked = connection.execute("SELECT target FROM penstock_watermarks").fetchall()
             targets = {row["target"] for row in marked}
@@ -280,27 +280,27 @@ class KvTarget:
 
     @property
     def options(self) -> dict[str, str]:
-        """See Target."""
+        """Return the options of the consumer that writes this target."""
         return {"table": self.table}
 
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
         at_ts = self.client.timestamp()
         mark = self.client.snapshot(at_ts).get(b"penstock/jobs/target/" + self.table.encode())
         ts = 0 if mark is None else json.loads(mark)["ts"]
         return Reading(ts, self.db.table(self.table).to_arrow(at_ts=at_ts).to_pylist()) if ts else None
 
     def strays(self) -> list[str]:
-        """See Target."""
+        """Return the files or tables that no reader needs."""
         database, name = self.table.split(".")
         there = {table.name for table in self.db.tables(database)}
-        return sorted(each for each in there - {name} if each.startswith(name))
+        return sorted(path for path in there - {name} if path.startswith(name))
 
 
 def _others(
     folder: Path, named: Collection[str], *, skip: tuple[str, ...] = (), absolute: bool = False
 ) -> list[str]:
-    """Files below a folder that are not named."""
-    files = [each for each in folder.rglob("*") if each.is_file()]
-    there = {f"file://{each}" if absolute else str(each.relative_to(folder)) for each in files}
-    return sorted(each for each in there - set(named) if not each.startswith(skip))
+    """Return files below a folder that are not named."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    there = {f"file://{file}" if absolute else str(file.relative_to(folder)) for file in files}
+    return sorted(path for path in there - set(named) if not path.startswith(skip))

@@ -70,7 +70,7 @@ class JobWorld:
         return await asyncio.to_thread(work, *given, **named)
 
     async def now_ts(self) -> int:
-        """A timestamp of the database, after all that was committed."""
+        """Return a timestamp of the database, after all that was committed."""
         return await self.async_client.timestamp()
 
     # Tables.
@@ -80,13 +80,13 @@ class JobWorld:
     ) -> int:
         """Make a table, and its database if need be; return its id."""
         database = name.partition(".")[0]
-        if database not in await self.do(lambda: [each.name for each in self.db.databases()]):
+        if database not in await self.do(lambda: [info.name for info in self.db.databases()]):
             await self.do(self.db.create_database, database)
         await self.do(self.db.create_table, name, columns, primary_key=primary_key)
         return await self.table_id(name)
 
     async def table_id(self, name: str) -> int:
-        """The id of a table."""
+        """Return the id of a table."""
         return await self.do(lambda: self.db.table_info(name).id)
 
     async def insert(self, name: str, *rows: Row) -> int:
@@ -111,7 +111,7 @@ class JobWorld:
         return transact(self.db.begin, work, clock=SYSTEM).commit_ts
 
     async def rows(self, name: str, ts: int | None = None) -> pa.Table:
-        """A table as of a timestamp, or now."""
+        """Return a table as of a timestamp, or now."""
         return await self.do(lambda: self.db.table(name).to_arrow(at_ts=ts))
 
     async def readable(self, name: str, ts: int | None = None) -> int:
@@ -151,7 +151,7 @@ class JobWorld:
         return self.jobs.get_job(job_id)
 
     async def job(self, job: str) -> Job:
-        """A job as it is in the log."""
+        """Return a job as it is in the log."""
         return await self.do(self.jobs.get_job, JobId.parse(job))
 
     async def caught_up(self, job: str, ts: int) -> Job:
@@ -166,7 +166,7 @@ class JobWorld:
         await _until(holds, f"{job} does not reach {ts}")
         return await self.job(job)
 
-    async def stopped(self, job: str) -> Job:
+    async def wait_until_stopped(self, job: str) -> Job:
         """Wait until a job needs somebody to repair it."""
 
         async def holds() -> bool:
@@ -236,8 +236,9 @@ async def job_world(
     jobs: Mapping[str, Any] | None = None,
     url: str = "",
 ) -> AsyncIterator[JobWorld]:
-    """A world in `folder`: one store, one capture. Time passes quickly: what others do each second, or each
-    ten, happens several times a second.
+    """Yield a world in `folder` with one store and one capture.
+
+    Time passes quickly: what other deployments do every second or ten, it does several times a second.
     """
     store = StoreSettings(data=folder / "kv", pd_addr="127.0.0.1:0", sync=False, resolved_ts_interval_ms=50)
     cluster = await Cluster.start(store)

@@ -51,7 +51,7 @@ class LoadedWorld:
         self.spark = spark
 
     def settings_of(self, capture: str, **more: Any) -> Settings:
-        """A capture of the one table and no other, with data of its own."""
+        """Return a capture of the one table and no other, with data of its own."""
         given = {
             "id": capture,
             "data": str(self.folder / capture),
@@ -64,7 +64,7 @@ class LoadedWorld:
         return Settings.model_validate({"pd_addrs": [self.pd_addr], "capture": given | more})
 
     def create(self, name: str) -> int:
-        """A table of 200 rows in two regions."""
+        """Return a table of 200 rows in two regions."""
         table_id = self.db.create_table(name, ORDERS).id
         self.db.table(name).insert([{"id": number, "customer": f"c{number}"} for number in range(200)])
 
@@ -105,17 +105,17 @@ class LoadedWorld:
         until(lambda: self.state().flushed_ts >= now, "the capture does not flush")
 
     def state(self) -> Any:
-        """The table's manifest, as the capture has it."""
+        """Return the table's manifest, as the capture has it."""
         return self.capture.store.ownership(self.table_id).state
 
-    def stored(self, table_id: int) -> list[str]:
-        """Every object that storage has of a table."""
+    def list_stored(self, table_id: int) -> list[str]:
+        """Return every object that storage has of a table."""
         storage, root = StorageRef(self.settings.capture.storage).open(), paths.table_root(table_id)
         sides = [paths.object_folder(root, side) for side in ("data", "tombstone")]
         return [name for folder in sides for name in storage.names(folder)]
 
     def frame(self, **options: Any) -> "DataFrame":
-        """A read of the table."""
+        """Return a read of the table."""
         return self.spark.read.format("penstock").options(table=NAME, **options).load()
 
     def feed(self, **options: Any) -> "DataFrame":
@@ -123,7 +123,7 @@ class LoadedWorld:
         return self.frame(readChangeFeed=True, startingVersion=self.load.ts + 1, **options)
 
     def stream(self, **options: Any) -> "DataFrame":
-        """A stream of it."""
+        """Return a stream of it."""
         reader = self.spark.readStream.format("penstock").options(table=NAME, readChangeFeed=True, **options)
         return reader.load()
 

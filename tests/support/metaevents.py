@@ -12,45 +12,55 @@ from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_f
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from support.rawbatches import Change, put
 
-__all__ = ["a_table", "database", "database_gone", "described", "gone", "partitioned", "recorded"]
+__all__ = [
+    "a_table",
+    "finish_job",
+    "partitioned_table",
+    "put_database",
+    "put_table",
+    "remove_database",
+    "remove_table",
+]
 
 
 def a_table(table_id: int, *columns: str, name: str = "t", **rest: Any) -> TableInfo:
-    """A table with a number as its key, and columns."""
-    defined = define_table(name, [("id", "bigint primary key"), *((each, "int") for each in columns)])
+    """Return a table with a number as its key, and columns."""
+    defined = define_table(name, [("id", "bigint primary key"), *((column, "int") for column in columns)])
     return replace(defined, id=table_id, **rest)
 
 
-def partitioned(table_id: int, *parts: int, columns: tuple[str, ...] = (), name: str = "t") -> TableInfo:
-    """A table whose rows are in its partitions."""
-    partition = {"enable": True, "definitions": [{"id": each} for each in parts]}
+def partitioned_table(
+    table_id: int, *parts: int, columns: tuple[str, ...] = (), name: str = "t"
+) -> TableInfo:
+    """Return a table whose rows are in its partitions."""
+    partition = {"enable": True, "definitions": [{"id": part} for part in parts]}
     return a_table(table_id, *columns, name=name, extra={"partition": partition})
 
 
-def described(ts: int, table: TableInfo, database_id: int = 1) -> Change:
-    """A table is made, or changed."""
+def put_table(ts: int, table: TableInfo, database_id: int = 1) -> Change:
+    """Return the change of the meta keys that makes or changes a table."""
     key = meta_hash_key(database_field(database_id), table_field(table.id))
     return put(ts, key, json.dumps(table.to_json()).encode())
 
 
-def gone(ts: int, table_id: int, database_id: int = 1) -> Change:
-    """A table is dropped, or has left its database."""
+def remove_table(ts: int, table_id: int, database_id: int = 1) -> Change:
+    """Return the change of the meta keys that removes a table from its database."""
     return put(ts, meta_hash_key(database_field(database_id), table_field(table_id)), None)
 
 
-def database(ts: int, database_id: int, name: str, **rest: Any) -> Change:
-    """A database is made, or changed."""
+def put_database(ts: int, database_id: int, name: str, **rest: Any) -> Change:
+    """Return the change of the meta keys that makes or changes a database."""
     info = DatabaseInfo(id=database_id, name=name, **rest)
     return put(ts, meta_hash_key(DATABASES, database_field(database_id)), json.dumps(info.to_json()).encode())
 
 
-def database_gone(ts: int, database_id: int) -> Change:
-    """A database is dropped."""
+def remove_database(ts: int, database_id: int) -> Change:
+    """Return the change of the meta keys that drops a database."""
     return put(ts, meta_hash_key(DATABASES, database_field(database_id)), None)
 
 
-def recorded(ts: int, job_id: int, action: int, table_id: int, query: str, **rest: Any) -> Change:
-    """A job is finished; by default it began a tick before."""
+def finish_job(ts: int, job_id: int, action: int, table_id: int, query: str, **rest: Any) -> Change:
+    """Return the change of the meta keys that finishes a job; by default it began a tick before."""
     given: dict[str, Any] = {"database_id": 1, "start_ts": ts - 1, "schema_version": job_id, **rest}
     job = DdlJob(
         id=job_id, type=action, table_id=table_id, query=query, database_name="", table_name="", **given

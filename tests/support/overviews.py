@@ -21,12 +21,12 @@ NOW_TS = compose_ts(NOW_MS)
 
 
 def ago(seconds: float) -> int:
-    """A timestamp before now."""
+    """Return a timestamp before now."""
     return compose_ts(NOW_MS - round(seconds * 1000))
 
 
 def table(name: str = "shop.orders", lag_s: float | None = 0.5, **more: Any) -> TableFact:
-    """A table; `lag_s` None: nobody has it. `flushed_s` and `changed_s` are seconds before now."""
+    """Return a table; `lag_s` None: nobody has it. `flushed_s` and `changed_s` are seconds before now."""
     database, _, bare = name.partition(".")
     table_id = more.pop("id", 7)
     info = TableInfo(id=table_id, name=bare, columns=(), extra=more.pop("extra", {}))
@@ -44,7 +44,7 @@ def table(name: str = "shop.orders", lag_s: float | None = 0.5, **more: Any) -> 
 
 
 def feed(name: str = "files", lag_s: float = 0.5, **more: Any) -> FeedFact:
-    """A changefeed that somebody runs, unless `run_by` says otherwise."""
+    """Return a changefeed that somebody runs, unless `run_by` says otherwise."""
     state = more.pop("state", ChangefeedState.NORMAL)
     info = ChangefeedInfo(
         id=name,
@@ -63,13 +63,13 @@ def feed(name: str = "files", lag_s: float = 0.5, **more: Any) -> FeedFact:
 
 
 def spool(level: float) -> SpoolLevel:
-    """A spool of 100 MiB."""
+    """Return a spool of 100 MiB."""
     quota = 100 << 20
     return SpoolLevel(bytes=int(level * quota), quota_bytes=quota, level=level, high=0.8, low=0.6)
 
 
 def job(name: str = "shop.orders/copy", lag_s: float | None = 0.5, **more: Any) -> JobFact:
-    """A job; `lag_s` None: it has never run. `of` is its table, None where nobody captures it."""
+    """Return a job; `lag_s` None: it has never run. `of` is its table, None where nobody captures it."""
     job_id = JobId.parse(name)
     of: TableFact | None = more.pop("of", table())
     tree = {
@@ -98,7 +98,7 @@ def job(name: str = "shop.orders/copy", lag_s: float | None = 0.5, **more: Any) 
 
 
 def part(name: str = "capture-1", kind: PartKind = PartKind.CAPTURE, **more: Any) -> PartStatus:
-    """A part that has run for an hour."""
+    """Return a part that has run for an hour."""
     given: dict[str, Any] = {
         "state": PartState.RUNNING,
         "pid": 11,
@@ -109,7 +109,7 @@ def part(name: str = "capture-1", kind: PartKind = PartKind.CAPTURE, **more: Any
 
 
 def facts(**given: Any) -> Facts:
-    """A deployment in which a capture runs, and somebody runs jobs."""
+    """Return a deployment in which a capture runs, and somebody runs jobs."""
     usual: dict[str, Any] = {
         "now_ts": NOW_TS,
         "captures": (CaptureFact("capture-1", "127.0.0.1:8815"),),

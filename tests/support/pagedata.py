@@ -22,7 +22,7 @@ from penstock.control.overview.model import (
 )
 from penstock.control.part_states import PartKind, PartState
 
-__all__ = ["HOSTILE", "NOW_MS", "changes", "detail", "found", "overview"]
+__all__ = ["HOSTILE", "NOW_MS", "changes", "detail", "overview", "search_answer"]
 
 NOW_MS = int(datetime(2026, 11, 16, 9, 40, tzinfo=UTC).timestamp() * 1000)
 HOSTILE = '<img src=x onerror="document.title=`taken`">'
@@ -36,7 +36,7 @@ def _ts(seconds_ago: float, logical: int = 0) -> int:
 
 
 def overview(*, troubled: bool) -> Overview:
-    """A deployment in which all is well, or one in which a lock and a remote hold everything up."""
+    """Return a deployment in which all is well, or one in which a lock and a remote hold everything up."""
     tables = _tables(troubled=troubled)
     feeds = _feeds(troubled=troubled)
     jobs = _jobs(troubled=troubled)
@@ -209,7 +209,7 @@ def _problems() -> list[Problem]:
 
 
 def detail(row: TableRow) -> dict[str, Any]:
-    """Everything of a table: three versions of its schema, and what two hours of changes left in objects."""
+    """Return all facts of a table: three schema versions, and the objects of two hours of changes."""
     columns = [
         {"name": "id", "type": "bigint", "nullable": False, "primary_key": True},
         {"name": "name", "type": "varchar(64)", "nullable": True, "primary_key": False},
@@ -265,24 +265,24 @@ def _objects() -> list[dict[str, Any]]:
 
 def _kinds(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for each in objects:
-        groups.setdefault((each["side"], each["kind"]), []).append(each)
+    for stored in objects:
+        groups.setdefault((stored["side"], stored["kind"]), []).append(stored)
     return [
         {
             "side": side,
             "kind": kind,
             "objects": len(group),
-            "rows": sum(each["rows"] for each in group),
-            "bytes": sum(each["bytes"] for each in group),
-            "from_ts": min(each["from_ts"] for each in group),
-            "to_ts": max(each["to_ts"] for each in group),
+            "rows": sum(stored["rows"] for stored in group),
+            "bytes": sum(stored["bytes"] for stored in group),
+            "from_ts": min(stored["from_ts"] for stored in group),
+            "to_ts": max(stored["to_ts"] for stored in group),
         }
         for (side, kind), group in sorted(groups.items())
     ]
 
 
 def changes() -> list[dict[str, Any]]:
-    """Changes of a table, one in a second: with numbers that a browser would round, and a hostile value."""
+    """Return changes of a table, one per second, with numbers that browsers round and a hostile value."""
     rows = []
     for place in range(130):
         op = ("insert", "insert", "update", "delete")[place % 4]
@@ -299,8 +299,8 @@ def changes() -> list[dict[str, Any]]:
     return rows
 
 
-def found(job: str, words: str, k: int) -> dict[str, Any]:
-    """What an index finds: rows that have the words in their names."""
+def search_answer(job: str, words: str, k: int) -> dict[str, Any]:
+    """Return what an index finds: rows that have the words in their names."""
     names = ("Copper kettle", "Kettle with a long spout", f"{HOSTILE} kettle", "Tea pot")
     rows = [
         {"id": 1 + place, "name": name, "description": f"{name}: made by hand.", "_score": 9.5 - place}

@@ -22,7 +22,7 @@ from penstock.control.display import format_ms
 from penstock.control.overview.model import ChangefeedRow, JobRow, Overview, TableRow
 from support import pagedata
 
-__all__ = ["PageWorld", "page_world", "served"]
+__all__ = ["PageWorld", "page_world", "serve_app"]
 
 Row = TypeVar("Row")
 
@@ -49,7 +49,7 @@ class PageWorld:
     """Requests for data, as method and path with its query."""
 
     def overview(self) -> Overview:
-        """The deployment now."""
+        """Return the deployment now."""
         found = pagedata.overview(troubled=self.troubled)
         if self.empty:
             lists = ("problems", "parts", "stages", "tables", "changefeeds", "jobs", "indexes")
@@ -59,12 +59,12 @@ class PageWorld:
         return found.model_copy(
             update={
                 "changefeeds": [
-                    each.model_copy(update={"state": self.states.get(each.id, each.state)})
-                    for each in found.changefeeds
+                    changefeed.model_copy(update={"state": self.states.get(changefeed.id, changefeed.state)})
+                    for changefeed in found.changefeeds
                 ],
                 "jobs": [
-                    each.model_copy(update={"state": self.states.get(each.job, each.state)})
-                    for each in found.jobs
+                    job.model_copy(update={"state": self.states.get(job.job, job.state)})
+                    for job in found.jobs
                 ],
             }
         )
@@ -74,12 +74,12 @@ class PageWorld:
 def page_world(**switches: Any) -> Iterator[PageWorld]:
     """Serve it on a loopback address, with the pages."""
     world = PageWorld(**switches)
-    with served(_app(world)) as world.url:
+    with serve_app(_app(world)) as world.url:
         yield world
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def serve_app(app: FastAPI) -> Iterator[str]:
     """Serve an application on a thread of its own; gives its address, and waits until it has ended."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, ws="none"))
@@ -149,7 +149,9 @@ def _add_changefeeds(router: APIRouter, world: PageWorld) -> None:
 
     @router.get("/changefeeds")
     def listed() -> list[dict[str, Any]]:
-        return [each.model_dump(exclude={"spool", "held_by"}) for each in world.overview().changefeeds]
+        return [
+            changefeed.model_dump(exclude={"spool", "held_by"}) for changefeed in world.overview().changefeeds
+        ]
 
     @router.get("/changefeeds/{name}")
     def one(name: str) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def _add_jobs(router: APIRouter, world: PageWorld) -> None:
 
     @router.get("/jobs")
     def listed() -> list[dict[str, Any]]:
-        return [each.model_dump(exclude={"held_by"}) for each in world.overview().jobs]
+        return [job.model_dump(exclude={"held_by"}) for job in world.overview().jobs]
 
     @router.get("/jobs/{table}/{name}")
     def one(table: str, name: str) -> dict[str, Any]:
@@ -231,14 +233,14 @@ def _add_jobs(router: APIRouter, world: PageWorld) -> None:
 
     @router.get("/search/{table}/{name}")
     def search(table: str, name: str, q: str, k: int = 10) -> SearchAnswer:
-        return SearchAnswer.model_validate(pagedata.found(get(f"{table}/{name}").job, q, k))
+        return SearchAnswer.model_validate(pagedata.search_answer(get(f"{table}/{name}").job, q, k))
 
     @router.post("/search/{table}/{name}")
     async def search_vector(request: Request, table: str, name: str) -> SearchAnswer:
         asked = await request.json()
         if len(asked["vector"]) != 3:
             raise HTTPException(400, f"the index has vectors of 3 numbers, not {len(asked['vector'])}")
-        return SearchAnswer.model_validate(pagedata.found(get(f"{table}/{name}").job, "", asked["k"]))
+        return SearchAnswer.model_validate(pagedata.search_answer(get(f"{table}/{name}").job, "", asked["k"]))
 
 
 def _add_tables(router: APIRouter, world: PageWorld) -> None:
@@ -247,7 +249,7 @@ def _add_tables(router: APIRouter, world: PageWorld) -> None:
 
     @router.get("/tables")
     def listed() -> list[dict[str, Any]]:
-        return [each.model_dump(exclude={"held_by"}) for each in world.overview().tables]
+        return [table.model_dump(exclude={"held_by"}) for table in world.overview().tables]
 
     @router.get("/tables/{name}")
     def one(name: str) -> TableDetail:
@@ -264,7 +266,7 @@ def _add_tables(router: APIRouter, world: PageWorld) -> None:
         began = oldest if from_ts is None else from_ts
         if began < oldest:
             raise HTTPException(410, f"history of {name} before {oldest} is gone")
-        chosen = [each for each in pagedata.changes() if began < each["_commit_ts"] <= end][skip:]
+        chosen = [change for change in pagedata.changes() if began < change["_commit_ts"] <= end][skip:]
         page, more = chosen[:limit], len(chosen) > limit
         return ChangesPage(
             table=name,
@@ -278,7 +280,7 @@ def _add_tables(router: APIRouter, world: PageWorld) -> None:
 
 
 def _first(rows: list[Row], wanted: Callable[[Row], bool], name: str) -> Row:
-    for each in rows:
-        if wanted(each):
-            return each
+    for row in rows:
+        if wanted(row):
+            return row
     raise HTTPException(404, f"there is no {name}")

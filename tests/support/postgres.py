@@ -90,7 +90,7 @@ class PostgresServer:
         self._wait()
 
     def _binaries(self) -> Path:
-        """The first directory of PostgreSQL's programs that the account can run."""
+        """Return the first directory of PostgreSQL's programs that the account can run."""
         packaged = find_spec("pgserver")  # not imported: it warns about directories that are not used here
         places = [Path(packaged.origin).parent / "pginstall/bin"] if packaged and packaged.origin else []
         places += sorted(_DEBIAN.glob("*/bin"), key=lambda each: int(each.parent.name), reverse=True)
@@ -142,7 +142,7 @@ class PostgresServer:
 
 @cache
 def shared_server() -> PostgresServer:
-    """The process's server, started when it is first asked for; it ends with the process."""
+    """Return the process's server, started when it is first asked for; it ends with the process."""
     server = PostgresServer().__enter__()
     atexit.register(server.__exit__)
     return server

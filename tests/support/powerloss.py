@@ -23,12 +23,12 @@ Luck = Callable[[], float]
 
 
 def nothing_survives() -> float:
-    """All that was not synced is lost."""
+    """Lose everything that was not synced."""
     return 0.0
 
 
 def everything_survives() -> float:
-    """The kernel had written everything by itself."""
+    """Lose nothing: the kernel had written everything by itself."""
     return 1.0
 
 
@@ -131,10 +131,10 @@ class Disk:
         if not node.folder:
             node.data = _content(node.handle)
             return
-        found = {each.name: each for each in path.iterdir()}
-        for each in found.values():
-            self._node(each)  # so that its number stays its own
-        node.names = {name: each.lstat().st_ino for name, each in found.items()}
+        found = {child.name: child for child in path.iterdir()}
+        for child in found.values():
+            self._node(child)  # so that its number stays its own
+        node.names = {name: child.lstat().st_ino for name, child in found.items()}
         self._prune()
 
     def _keep_tree(self, folder: Path) -> None:
@@ -143,9 +143,9 @@ class Disk:
             if path.is_dir():
                 self._keep_tree(path)
             else:
-                with _opened(path) as handle:
+                with _open_file(path) as handle:
                     self._keep(handle)
-        with _opened(folder) as handle:
+        with _open_file(folder) as handle:
             self._keep(handle)
 
     def _node(self, path: Path) -> _Node:
@@ -171,7 +171,7 @@ class Disk:
         return self._folder_after_loss(self._nodes[self._root.stat().st_ino], self._root, luck)
 
     def _folder_after_loss(self, node: _Node | None, folder: Path | None, luck: Luck) -> _Image:
-        """What is left of a folder, which is None when it is removed but on the disk."""
+        """Return what is left of a folder, which is None when it is removed but on the disk."""
         synced = node.names if node else {}
         now = {path.name: path for path in folder.iterdir()} if folder else {}
         names: dict[str, _Image] = {}
@@ -185,7 +185,7 @@ class Disk:
         return _Image(names=names)
 
     def _left_of(self, number: int, path: Path | None, luck: Luck) -> _Image:
-        """What is left of the file or folder with a number, which is at a path unless that name has gone."""
+        """Return what is left of the file or folder with a number; its path is None when its name is gone."""
         node = self._nodes.get(number)
         if node.folder if node else path is not None and path.is_dir():
             return self._folder_after_loss(node, path, luck)
@@ -204,7 +204,7 @@ def _content(handle: int) -> bytes:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_file(path: Path) -> Iterator[int]:
     handle = os.open(path, os.O_RDONLY)
     try:
         yield handle
@@ -220,10 +220,10 @@ def _remove(path: Path) -> None:
 
 
 def _install(folder: Path, image: _Image) -> None:
-    for name, each in (image.names or {}).items():
+    for name, child in (image.names or {}).items():
         path = folder / name
-        if each.names is None:
-            path.write_bytes(each.data)
+        if child.names is None:
+            path.write_bytes(child.data)
         else:
             path.mkdir()
-            _install(path, each)
+            _install(path, child)

@@ -10,10 +10,10 @@ Change = tuple[int, int, bytes, bytes | None, bytes | None]  # commit_ts, start_
 
 
 def raw(changes: Sequence[Change]) -> pa.RecordBatch:
-    """A raw batch; a change without a value is a delete."""
+    """Return a raw batch; a change without a value is a delete."""
     columns = list(zip(*changes, strict=True)) if changes else [(), (), (), (), ()]
     commit, start, key, value, old = columns
-    ops = [2 if each is None else 1 for each in value]
+    ops = [2 if cell is None else 1 for cell in value]
     return pa.RecordBatch.from_arrays(
         [
             pa.array(column, field.type)
@@ -24,11 +24,11 @@ def raw(changes: Sequence[Change]) -> pa.RecordBatch:
 
 
 def changes(batch: pa.RecordBatch) -> list[Change]:
-    """The changes of a raw batch, in its order."""
+    """Return the changes of a raw batch, in its order."""
     rows = batch.to_pylist()
     return [(r["commit_ts"], r["start_ts"], r["key"], r["value"], r["old_value"]) for r in rows]
 
 
 def put(commit_ts: int, key: bytes | str, value: bytes | None = b"v", old: bytes | None = None) -> Change:
-    """One change by the transaction that began a tick before it committed."""
+    """Return one change by the transaction that began a tick before it committed."""
     return (commit_ts, commit_ts - 1, key.encode() if isinstance(key, str) else key, value, old)

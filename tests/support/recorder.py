@@ -28,7 +28,7 @@ class Recorder:
         self._changed = threading.Condition()
 
     def consume(self, raw: pa.RecordBatch, finish: Callable[[], None], /) -> bool:
-        """See ConsumeKvEvents."""
+        """Record the rows of a raw batch."""
         columns = raw.to_pydict()
         rows = list(
             zip(
@@ -53,10 +53,10 @@ class Recorder:
         return self._hold
 
     def advance(self, ts: int) -> None:
-        """See AdvanceResolvedTs."""
+        """Record a resolved timestamp of a subscription."""
         with self._changed:
             if self.resolved and ts <= self.resolved[-1]:
-                self.problems.append(f"{ts} was told after {self.resolved[-1]}")
+                self.problems.append(f"{ts} came after {self.resolved[-1]}")
             self.resolved.append(ts)
             self._changed.notify_all()
 
@@ -82,7 +82,7 @@ class Recorder:
                 self._changed.wait(min(left, 0.2))
 
     def distinct(self) -> dict[tuple[bytes, int, int], Row]:
-        """The rows without repetitions; a repetition that differs is a problem."""
+        """Return the rows without repetitions; a repetition that differs is a problem."""
         found: dict[tuple[bytes, int, int], Row] = {}
         for row in self.rows:
             known = found.setdefault(row[:3], row)
@@ -91,7 +91,7 @@ class Recorder:
         return found
 
     def state_at(self, ts: int) -> dict[bytes, bytes]:
-        """What the rows say the keys hold at a timestamp; the old value of each must fit, too."""
+        """Return the values of keys at a timestamp by these rows; the old value of each must match."""
         state: dict[bytes, bytes] = {}
         order = sorted(self.distinct().values(), key=lambda row: (row[1], row[2], row[0]))
         for key, commit_ts, _, op, value, old in order:

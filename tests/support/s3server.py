@@ -104,7 +104,7 @@ class FaultyS3:
     faults: deque[Fault]
 
     def before(self, bucket: S3Bucket) -> S3Bucket:
-        """A bucket as it is reached through the proxy."""
+        """Return a bucket as it is reached through the proxy."""
         return S3Bucket(bucket.name, f"http://127.0.0.1:{self.port}")
 
 
@@ -144,14 +144,14 @@ class _FaultyHandler(BaseHTTPRequestHandler):
         if fault is Fault.CONFLICT:
             self._answer(409, [], f"<Error><Code>{fault}</Code><Message>try again</Message></Error>".encode())
             return
-        status, headers, answer = self._forwarded(body)
+        status, headers, answer = self._forward(body)
         if fault is Fault.LOST_ANSWER:
             assert status == 200, f"there is nothing to lose of {status}"
             self._answer(500, [], f"<Error><Code>{fault}</Code></Error>".encode())
             return
         self._answer(status, headers, answer)
 
-    def _forwarded(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = HTTPConnection(self.behind.host, self.behind.port)
         try:
             connection.request(self.command, self.path, body, dict(self.headers))

@@ -24,8 +24,8 @@ class ServedWorld(TableWorld):
         super().__init__(folder, table, **settings)
         self.flight = FlightService("127.0.0.1:0", self.store, self.reader)
         database, _, name = NAME.partition(".")
-        for each in self.ids:
-            NameMarks(self.storage.open()).mark([(database, name)], each)
+        for number in self.ids:
+            NameMarks(self.storage.open()).mark([(database, name)], number)
 
     def close(self) -> None:
         """Stop serving, and stop without a flush."""
@@ -33,20 +33,20 @@ class ServedWorld(TableWorld):
         super().close()
 
     def flight_rows(self) -> FlightReader:
-        """A reader of the newest rows, for readers in other processes."""
+        """Return a reader of the newest rows, for readers in other processes."""
         return FlightReader(self.flight.addr)
 
     def options(self, **more: Any) -> dict[str, str]:
-        """What a read with Spark needs to find everything, and `more`."""
+        """Return the options for a Spark read, and `more`."""
         found = {"table": NAME, "storage": self.storage.url, "flightAddr": self.flight.addr}
         return {name: str(value) for name, value in {**found, **more}.items() if value is not None}
 
     def load(self, spark: "SparkSession", **more: Any) -> "DataFrame":
-        """A read of the table; None takes an option away."""
+        """Return a read of the table; None removes an option."""
         return spark.read.format("penstock").options(**self.options(**more)).load()
 
     def feed(self, spark: "SparkSession", **more: Any) -> "DataFrame":
-        """A read of its changes."""
+        """Return a read of its changes."""
         return self.load(spark, readChangeFeed="true", **more)
 
 
@@ -64,14 +64,14 @@ class ServedDatabase(FeedWorld):
         super().__exit__(*rest)
 
     def options(self, **more: Any) -> dict[str, str]:
-        """What a read with Spark needs to find `shop.items`, and `more`."""
+        """Return the options for a Spark read of `shop.items`, and `more`."""
         found = {"table": NAME, "storage": self.storage.url, "flightAddr": self.flight.addr}
         return {name: str(value) for name, value in {**found, **more}.items()}
 
-    def known(self) -> int:
-        """Everything so far can be read; returns up to when."""
+    def resolve_all(self) -> int:
+        """Resolve everything so far, so that it can be read; return up to when."""
         ts = self.resolve_ddls()
-        for each in sorted(self.uncaptured):
-            self.capture(each)
+        for physical_id in sorted(self.uncaptured):
+            self.capture(physical_id)
         self.resolve()
         return ts

@@ -11,7 +11,7 @@ import pyarrow as pa
 from obstore.store import MemoryStore
 
 from penstock.errors import Unavailable
-from penstock.object_storage import ObjectStorage, StorageRef, Stored
+from penstock.object_storage import ObjectStorage, StorageRef, StoredObject
 from support.simloop import SimLoop
 
 __all__ = ["Killed", "Process", "Remote", "Shaky", "ShakyRef", "Weather"]
@@ -36,55 +36,57 @@ class Remote(ObjectStorage):
         self._count = 0
 
     def read(self, path: str) -> bytes | None:
-        """See Storage."""
+        """Return an object's bytes, or None."""
         return self._objects.get(path)
 
     def size(self, path: str) -> int | None:
-        """See Storage."""
+        """Return the size of an object, or None."""
         found = self._objects.get(path)
         return None if found is None else len(found)
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """See Storage."""
+        """Return a range of an object."""
         return self._objects[path][start:end]
 
     def open(self, path: str) -> pa.NativeFile:
-        """See Storage."""
+        """Open an object for reading."""
         if path not in self._objects:
             raise Unavailable(f"object {path} is not there")
         return pa.BufferReader(self._objects[path])
 
     def create(self, path: str, data: bytes) -> bool:
-        """See Storage."""
+        """Write an object unless it exists."""
         if path in self._objects:
             return False
         self.write(path, data)
         return True
 
     def write(self, path: str, data: bytes | Path) -> None:
-        """See Storage. The same content again is no change."""
+        """Write or replace an object; the same content again is no change."""
         assert isinstance(data, bytes), "files are written from memory here"
         if self._objects.get(path) != data:
             self._count += 1
             self._objects[path], self._written[path] = data, self._count
 
     def names(self, folder: str, *, after: str = "") -> list[str]:
-        """See Storage."""
+        """Return the paths of the objects in a folder."""
         inside = f"{folder}/" if folder else ""
         return sorted(path for path in self._objects if path.startswith(inside) and path > after)
 
     def folders(self, folder: str) -> list[str]:
-        """See Storage."""
+        """Return the names of the folders directly below a folder."""
         inside = f"{folder.rstrip('/')}/"
         rest = [path.removeprefix(inside) for path in self._objects if path.startswith(inside)]
         return sorted({path.partition("/")[0] for path in rest if "/" in path})
 
-    def listed(self, folder: str) -> list[Stored]:
-        """See Storage; `modified_ms` is the number of the write."""
-        return [Stored(path, len(self._objects[path]), self._written[path]) for path in self.names(folder)]
+    def list_objects(self, folder: str) -> list[StoredObject]:
+        """Return the objects in a folder; `modified_ms` is the number of the write."""
+        return [
+            StoredObject(path, len(self._objects[path]), self._written[path]) for path in self.names(folder)
+        ]
 
     def delete(self, path: str) -> None:
-        """See Storage."""
+        """Remove an object."""
         self._objects.pop(path, None)
         self._written.pop(path, None)
 
@@ -113,7 +115,7 @@ class Weather:
         self.outage_until = 0.0
 
     def strikes(self, what: str, chance: float) -> bool:
-        """Whether it happens now."""
+        """Return whether it happens now."""
         if not self.bad or self.mix.random() >= chance:
             return False
         self.struck[what] = self.struck.get(what, 0) + 1
@@ -173,32 +175,32 @@ class Shaky(ObjectStorage):
         self._process = process
 
     def read(self, path: str) -> bytes | None:
-        """See Storage."""
+        """Return an object's bytes, or None."""
         return self._look(lambda: self._remote.read(path))
 
     def size(self, path: str) -> int | None:
-        """See Storage."""
+        """Return the size of an object, or None."""
         return self._look(lambda: self._remote.size(path))
 
     def open(self, path: str) -> pa.NativeFile:
-        """See Storage."""
+        """Open an object for reading."""
         return self._look(lambda: self._remote.open(path))
 
     def names(self, folder: str, *, after: str = "") -> list[str]:
-        """See Storage."""
+        """Return the paths of the objects in a folder."""
         return self._look(lambda: self._remote.names(folder, after=after))
 
     def folders(self, folder: str) -> list[str]:
-        """See Storage."""
+        """Return the names of the folders directly below a folder."""
         return self._look(lambda: self._remote.folders(folder))
 
     def create(self, path: str, data: bytes) -> bool:
-        """See Storage."""
+        """Write an object unless it exists."""
         made = self._change(lambda: self._remote.create(path, data), late=True)
         return made and not self._weather.strikes("answer lost", self._weather.loses_answer)
 
     def write(self, path: str, data: bytes | Path) -> None:
-        """See Storage."""
+        """Write or replace an object."""
         self._change(lambda: self._remote.write(path, data), late=False)
 
     def _look(self, look: Callable[[], T]) -> T:
@@ -250,5 +252,5 @@ class ShakyRef(StorageRef):
     storage: ObjectStorage = field(kw_only=True)
 
     def open(self) -> ObjectStorage:
-        """The storage itself."""
+        """Return the storage itself."""
         return self.storage

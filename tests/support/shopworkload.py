@@ -54,7 +54,7 @@ _DAY = dt.datetime(2024, 2, 29, 23, 59, 59)
 
 
 def item_of_json(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An item, or its key, of what stands for it in JSON."""
+    """Return an item, or its key, from its JSON form."""
     read: dict[str, Callable[[Any], Any]] = {
         "id": int,
         "price": Decimal,
@@ -95,15 +95,15 @@ class ShopWorkload:
 
     def fill(self, rows: int) -> None:
         """Rows of every table, in one transaction each."""
-        self._committed("shop.items", lambda txn: self._insert_items(txn, rows))
-        self._committed("shop.tags", lambda txn: self._insert_tags(txn, rows))
-        self._committed("shop.visits", lambda txn: self._insert_visits(txn, rows))
+        self._commit("shop.items", lambda txn: self._insert_items(txn, rows))
+        self._commit("shop.tags", lambda txn: self._insert_tags(txn, rows))
+        self._commit("shop.visits", lambda txn: self._insert_visits(txn, rows))
 
     def fill_items(self, rows: int) -> None:
         """Many items, some thousands in a transaction."""
         for start in range(0, rows, _FILL_ROWS):
             count = min(_FILL_ROWS, rows - start)
-            self._committed("shop.items", lambda txn, count=count: self._insert_items(txn, count))
+            self._commit("shop.items", lambda txn, count=count: self._insert_items(txn, count))
 
     def add_column(self) -> None:
         """Let items get a column that is 7 in all rows from before; some moments later, while it runs."""
@@ -139,11 +139,11 @@ class ShopWorkload:
         """One transaction, in one table or in all."""
         chance = self._mix.random()
         if chance < 0.5:
-            self._committed("shop.items", self._change_items)
+            self._commit("shop.items", self._change_items)
         elif chance < 0.75:
-            self._committed("shop.tags", self._change_tags)
+            self._commit("shop.tags", self._change_tags)
         elif chance < 0.9:
-            self._committed("shop.visits", self._change_visits)
+            self._commit("shop.visits", self._change_visits)
         else:
             self.commit_everywhere()
 
@@ -155,9 +155,9 @@ class ShopWorkload:
             self._change_tags(txn)
             self._change_visits(txn)
 
-        self._committed(" ".join(TABLES), change)
+        self._commit(" ".join(TABLES), change)
 
-    def _committed(self, tables: str, change: Any) -> None:
+    def _commit(self, tables: str, change: Any) -> None:
         with self._db.begin() as txn:
             change(txn)
         self.commits += 1
@@ -170,9 +170,9 @@ class ShopWorkload:
         table, mix = self._db.table("shop.items"), self._mix
         self._insert_items(txn, mix.choice([1, 1, 2, 40]))
         changed = self._some(self._items, mix.choice([1, 3, 30]))
-        table.update([{**self._item(), "id": each} for each in changed], txn=txn)
+        table.update([{**self._item(), "id": item_id} for item_id in changed], txn=txn)
         partly = self._some(self._items, 2)
-        table.update([{"id": each, "price": None} for each in partly], txn=txn)
+        table.update([{"id": item_id, "price": None} for item_id in partly], txn=txn)
         for old in self._some(self._items, mix.choice([0, 0, 1])):  # its key changes
             row = table.get(old, txn=txn)
             assert row is not None

@@ -41,7 +41,7 @@ _QUICK_STORE = "store: {sync: false, resolved_ts_interval_ms: 100}\n"
 
 @dataclass
 class ShopWorld:
-    """What tests work with; everything blocks."""
+    """A database, a capture and the API for a test; all calls block."""
 
     seed: str
     folder: Path
@@ -66,15 +66,15 @@ class ShopWorld:
         self.targets[job] = target
 
     def rows(self) -> dict[str, Job]:
-        """The jobs as they are in the log."""
+        """Return the jobs as they are in the log."""
         return {str(job.id): job for job in self.jobs.get_jobs()}
 
-    def written(self) -> int:
+    def count_log_writes(self) -> int:
         """Grows with whatever runners write about jobs."""
         return sum(job.status.lsn for job in self.rows().values())
 
     def caught_up(self) -> bool:
-        """Whether all jobs have what was committed last."""
+        """Return whether all jobs have what was committed last."""
         last_ts = self.workload.last_ts
         return all(job.watermark >= last_ts[name.partition("/")[0]] for name, job in self.rows().items())
 
@@ -82,18 +82,18 @@ class ShopWorld:
         """Wait for a condition; fail after some minutes, and tell how the jobs are then."""
         deadline = self.clock.monotonic() + _WAIT_S
         while not holds():
-            assert self.clock.monotonic() < deadline, f"seed {self.seed}: {self.told()}"
+            assert self.clock.monotonic() < deadline, f"seed {self.seed}: {self.describe_jobs()}"
             self.clock.pause(_LOOK_S)
 
-    def told(self) -> str:
-        """How all jobs are."""
+    def describe_jobs(self) -> str:
+        """Return the states of all jobs as text."""
         return "; ".join(
             f"{name}: {job.state.name} at {job.watermark} {job.status.error_code} {job.status.error_msg}"
             for name, job in self.rows().items()
         )
 
     def check(self, *names: str) -> dict[str, int]:
-        """Every target, or each of these, is what its source was at the target's watermark.
+        """Check that targets equal their sources at the targets' watermarks.
 
         Nobody may be writing. Returns the watermarks of the targets that were filled.
         """
@@ -106,7 +106,7 @@ class ShopWorld:
             there = [_of_source(row, source.column_names) for row in reading.rows]
             if isinstance(self.targets[name], Receiver) and ADDED in source.column_names:
                 there = [{ADDED: ADDED_DEFAULT, **row} for row in there]  # only rows that change have it
-            differ = differences(_indexed(name, source.to_pylist()), there, KEYS[table])
+            differ = differences(_indexed_rows(name, source.to_pylist()), there, KEYS[table])
             if differ:
                 wrong[name] = differ
         assert not wrong, f"seed {self.seed}: {wrong}"
@@ -120,30 +120,30 @@ class ShopWorld:
         texts = {row["id"]: {*(row["title"] or "").split(), *row["body"].split()} for row in rows}
         for word in WORDS:
             having = sorted(number for number, words in texts.items() if word in words)
-            found = target.found(word, "id")
+            found = target.search(word, "id")
             assert len(found) == len(having), f"seed {self.seed}: a search finds {len(found)} rows"
             assert found == having, f"seed {self.seed}: a search finds other rows"
 
 
 def _of_source(row: Row, columns: Collection[str]) -> Row:
-    """A row without what targets may have beside it: handles, and columns that come before their rows."""
+    """Return a row without what targets may add: handles, and columns that are added before their rows."""
     return {name: value for name, value in row.items() if name in columns}
 
 
-def _indexed(job: str, rows: list[Row]) -> list[Row]:
-    """Rows that a target has: there is no vector of nothing."""
+def _indexed_rows(job: str, rows: list[Row]) -> list[Row]:
+    """Return the rows that a target must have: a vector index has no row for a null text."""
     return [row for row in rows if row["title"] is not None] if job.endswith("/vector") else rows
 
 
 @contextmanager
 def shop_world(folder: Path, *, seed: str) -> Iterator[ShopWorld]:
-    """A world in `folder`, in which time passes quickly. No runner runs yet. The seed decides the rows."""
+    """Return a world in `folder` in which time passes quickly. No runner runs. The seed decides the rows."""
     config = folder / "store.yaml"
     config.write_text(_QUICK_STORE)
     with ExitStack() as stack:
         store = stack.enter_context(WarmStore.start(folder / "store", stores=1, config=config))
         server = stack.enter_context(PostgresServer())
-        async_client = stack.enter_context(_connected(store.pd_addr))
+        async_client = stack.enter_context(_connect(store.pd_addr))
         client = Client(async_client)
         db = Catalog(client)
         db.create_database("copies")
@@ -189,7 +189,7 @@ def _settings(folder: Path, pd_addr: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _connected(pd_addr: str) -> Iterator[AsyncClient]:
+def _connect(pd_addr: str) -> Iterator[AsyncClient]:
     client = eventloop.run(AsyncClient.connect([pd_addr]))
     try:
         yield client

@@ -36,15 +36,15 @@ class Chance:
         self.trouble = 0.0
 
     def strikes(self, weight: float = 1.0) -> bool:
-        """Whether something goes wrong now."""
+        """Return whether something goes wrong now."""
         return self.mix.random() < self.trouble * weight
 
     def delay_s(self, longest_s: float) -> float:
-        """How long something takes."""
+        """Return how long something takes."""
         return self.mix.random() * longest_s
 
     def now_ts(self) -> int:
-        """The database's time."""
+        """Return the database's time."""
         return compose_ts(self.clock.wall_ms() + self.ahead_ms)
 
 
@@ -86,33 +86,33 @@ class SimJobLog:
     # RunnerLog.
 
     def ensure(self) -> object:
-        """See RunnerLog."""
+        """Take as long as a call to the store; there is nothing to prepare."""
         self._wait()
         return None
 
     def read_all(self) -> tuple[int, list[Job]]:
-        """See RunnerLog; the timestamp is how much of the history there is."""
+        """Return all rows and a timestamp: the length of the history."""
         self._wait()
         return len(self.history), list(self.rows.values())
 
     def read(self, keys: Iterable[JobKey]) -> list[Job]:
-        """See RunnerLog."""
+        """Return the rows of these jobs that exist."""
         self._wait()
         return [self.rows[key] for key in keys if key in self.rows]
 
     def transact(self, changes: Sequence[tuple[Job, Transition]]) -> list[Job | None]:
-        """See RunnerLog. Trouble may come after the commit as well as before."""
+        """Run the work in one transaction; it may fail before or after the commit."""
         self._wait()
         found = [self._try(job, transition) for job, transition in changes]
         self._wait()
         return found
 
     def flush_watermarks(self, raised: Sequence[tuple[Job, int]]) -> list[Job | None]:
-        """See RunnerLog."""
+        """Write watermarks that moved only in memory."""
         return self.transact([(job, flush_watermark(watermark)) for job, watermark in raised])
 
     def collect(self, dropped_ttl_s: float) -> int:
-        """See RunnerLog."""
+        """Remove rows of jobs that were dropped long ago."""
         self._wait()
         limit = self._chance.clock.wall_ms() - dropped_ttl_s * 1000
         due = [key for key, job in self.rows.items() if job.drop_at is not None and job.drop_at <= limit]
@@ -151,7 +151,7 @@ class SimFeed:
         self._chance = chance
 
     async def follow(self, ts: int) -> AsyncGenerator[LogChange, None]:
-        """See RunnerFeed."""
+        """Follow the rows of the log from a place in its history."""
         while True:
             await self._chance.clock.sleep(0.05 + self._chance.delay_s(0.3))
             if self._chance.strikes(0.3):
@@ -201,11 +201,11 @@ class SimLease:
 
     @property
     def lapsed(self) -> bool:
-        """See RunnerLease."""
+        """Whether the lease has expired by this clock."""
         return self._leases.chance.clock.monotonic() >= self._until
 
     async def renew(self) -> None:
-        """See RunnerLease."""
+        """Renew the lease; it may fail or take long."""
         chance = self._leases.chance
         await chance.clock.sleep(chance.delay_s(0.05))
         if self._dead() or chance.strikes(2):
@@ -216,7 +216,7 @@ class SimLease:
         self._leases.holding = replace(self._leases.holding, until=self._until)
 
     async def give_up(self) -> None:
-        """See RunnerLease."""
+        """Release the lease, if it is still held."""
         self._until = 0.0
         if not self._dead() and self._leases.holding.epoch == self.epoch:
             self._leases.holding = replace(self._leases.holding, until=0.0)

@@ -60,20 +60,20 @@ class SimTables:
             self.oldest[table_id] = max(self.oldest[table_id], min(old_ts, self.held.get(table_id, old_ts)))
 
     async def now_ts(self) -> int:
-        """See ScanSource."""
+        """Return the current timestamp of the world."""
         self._shake()
         return self._chance.now_ts()
 
     async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        """See ScanSource; tables can be read up to a second ago, about."""
+        """Return up to where tables can be read: about a second ago."""
         self.progress_reads += 1
         await self._chance.clock.sleep(self._chance.delay_s(0.02))
         self._shake(3)
         readable_ts = compose_ts(physical_ms(self._chance.now_ts()) - 1000)
         return {
-            each: ReadableRange(readable_ts, self._changed_ts(each, readable_ts), self.oldest[each])
-            for each in table_ids
-            if each not in self.uncaptured
+            number: ReadableRange(readable_ts, self._changed_ts(number, readable_ts), self.oldest[number])
+            for number in table_ids
+            if number not in self.uncaptured
         }
 
     def _changed_ts(self, table_id: int, readable_ts: int) -> int:
@@ -83,11 +83,11 @@ class SimTables:
         return max((ts for ts in self.commits[table_id] if ts <= readable_ts), default=0)
 
     def why_gone(self, table_id: int) -> str | None:
-        """See ScanSource."""
+        """Return why a table is not there."""
         return self.fates.get(table_id)
 
     async def hold(self, needed: Mapping[int, int]) -> None:
-        """See ScanSource."""
+        """Hold the history of tables from timestamps on."""
         self._shake()
         self.held = dict(needed)
 
@@ -104,7 +104,7 @@ class SimTables:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """See ScanSource."""
+        """Close the source."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ class SimScheduler:
         self._workers = asyncio.Semaphore(cluster.settings.workers)
 
     def submit(self, iteration: Iteration) -> bool:
-        """See RunnerScheduler."""
+        """Run an iteration in its own task."""
         assert iteration.from_ts < iteration.to_ts, "an iteration without a range"
         if len(self._tasks) >= self._cluster.settings.queue_max:
             return False
@@ -138,22 +138,22 @@ class SimScheduler:
         self._cluster.iterations.append(iteration)
         task = asyncio.create_task(self._execute(iteration))
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._drop_task)
         return True
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
+    def _drop_task(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._cluster.mistakes.append(error)
 
     def cancel(self, key: JobKey) -> bool:
-        """See RunnerScheduler."""
+        """Cancel the iteration of a job."""
         self._canceled.add(key)
         return key in self._jobs
 
     async def close(self) -> None:
-        """See RunnerScheduler."""
+        """Start no more iterations and wait for the running ones."""
         self._canceled |= self._jobs
         if not self._process.dead and self._tasks:
             await asyncio.wait(self._tasks)
@@ -208,13 +208,13 @@ class SimScheduler:
         if stale:
             self._cluster.resyncs += 1
             return await self._write(job, resync_job)
-        if self._fenced(job, target, seen_ts):
+        if self._is_fenced(job, target, seen_ts):
             return None
         self._commit(iteration, job, target, end_ts)
         return await self._write(job, complete_iteration(end_ts, at=1))
 
-    def _fenced(self, job: Job, target: SimTarget, seen_ts: int) -> bool:
-        """Some targets are in the same transaction as the log; the others compare what they have."""
+    def _is_fenced(self, job: Job, target: SimTarget, seen_ts: int) -> bool:
+        """Return whether a target refuses a commit: by the log's transaction, or by its own watermark."""
         row = self._cluster.log.rows.get(job.key)
         if job.key.job_name in _OWN_WATERMARKS:
             return target.ts != seen_ts
@@ -293,6 +293,6 @@ class SimCluster:
         self._started = 0
 
     def start(self) -> SimProcess:
-        """One more process."""
+        """Return one more process."""
         self._started += 1
         return SimProcess(self, f"runner-{self._started}")

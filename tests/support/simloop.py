@@ -165,7 +165,7 @@ class SimPool:
         self._loop: SimLoop | None = None
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
-        """See Executor."""
+        """Run a call on a simulated thread."""
         future: Future[T] = Future()
 
         def work() -> None:
@@ -187,21 +187,21 @@ class SimPool:
         return future
 
     def map(self, function: Callable[..., T], *given: Iterable[Any]) -> Iterator[T]:
-        """See Executor."""
-        return iter([self.submit(function, *each).result() for each in zip(*given, strict=False)])
+        """Submit a call for each set of arguments; return their results in order."""
+        return iter([self.submit(function, *arguments).result() for arguments in zip(*given, strict=False)])
 
     def _next(self) -> None:
         while self._room and self._waiting:
             assert self._loop is not None
             self._room -= 1
-            self._loop.start(self._waiting.popleft()[0], self._done)
+            self._loop.start(self._waiting.popleft()[0], self._finish)
 
-    def _done(self) -> None:
+    def _finish(self) -> None:
         self._room += 1
         self._next()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - Executor's
-        """See Executor. What runs goes on to its end."""
+        """Start no more calls; those that run continue to their end."""
         del wait
         while cancel_futures and self._waiting:
             self._waiting.popleft()[1].cancel()

@@ -17,7 +17,7 @@ from penstock.tables.arrow import arrow_schema
 from penstock.tables.schema import TableInfo
 from support.tableworld import TableWorld
 
-__all__ = ["encoded", "row_changes", "slice_of"]
+__all__ = ["encode_slice", "row_changes", "slice_of"]
 
 Row = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 def row_changes(
     table: TableInfo, changes: Iterable[tuple[int, Row | None, Row | None]], *, snapshot: bool = False
 ) -> RowChanges:
-    """Changes as (commit_ts, row before, row after), with cells as Arrow has them."""
+    """Return changes as (commit_ts, row before, row after), with cells as Arrow has them."""
     made = list(changes)
     schema = arrow_schema(table)
     kinds = [DELETE if new is None else INSERT if old is None else UPDATE for _, old, new in made]
@@ -49,7 +49,7 @@ def slice_of(
     start: Position | None = None,
     **planned: Any,
 ) -> Slice:
-    """The changes of a world's table in (from_ts, to_ts], or with from_ts = 0 its snapshot at to_ts."""
+    """Return the changes of a world's table in (from_ts, to_ts], or its snapshot if from_ts = 0."""
     schema = schema or world.table.schemas[-1]
     parts = plan_changes(world.view(), from_ts, to_ts, **{**slice_options(schema), **planned})
     return Slice(
@@ -63,14 +63,14 @@ def slice_of(
     )
 
 
-def encoded(
+def encode_slice(
     piece: Slice,
     options: EncoderOptions,
     *,
     start: Position | None = None,
     numbers: Sequence[int] | None = None,
 ) -> list[EncodedChunk]:
-    """The chunks of some parts of a slice, by default all, from `start` on."""
+    """Return the chunks of some parts of a slice, by default all, from `start` on."""
     wanted = piece if start is None else replace(piece, start=start)
     chosen = range(len(piece.parts)) if numbers is None else numbers
     return [chunk for number in chosen for chunk in encode_part(wanted, number, options)]

@@ -33,7 +33,7 @@ def local_settings(base: Settings | None = None) -> Settings:
 
 
 def shared_session(settings: Settings) -> "SparkSession":
-    """The session of this process on the wanted master; one on another master is stopped first."""
+    """Return the session of this process on the wanted master; one on another master is stopped first."""
     from pyspark import SparkContext
 
     if not parse_master(settings.spark.master).in_process:

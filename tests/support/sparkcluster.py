@@ -60,13 +60,13 @@ class SparkCluster:
         self._write_python()
         try:
             self._launch("master", "--port", "0")
-            self.url = f"spark://127.0.0.1:{self._started('master', _MASTER_PORT)['port']}"
+            self.url = f"spark://127.0.0.1:{self._wait_started('master', _MASTER_PORT)['port']}"
             names = [f"worker-{number}" for number in range(1, self._workers + 1)]
             for name in names:
                 room = ("--cores", "1", "--memory", self._executor_memory)
                 self._launch(name, *room, "--work-dir", str(self._folder / name), self.url)
             for name in names:
-                self._started(name, _REGISTERED)
+                self._wait_started(name, _REGISTERED)
         except BaseException:
             self._stop()
             raise
@@ -88,7 +88,7 @@ class SparkCluster:
 
     def processes(self) -> list[int]:
         """Ids of every process that belongs to the cluster now: servers, executors, their Python workers."""
-        return _descendants([each.pid for each in self._processes])
+        return _descendants([process.pid for process in self._processes])
 
     def executors(self) -> list[int]:
         """Ids of the Java processes of running executors."""
@@ -100,7 +100,7 @@ class SparkCluster:
         The worker of the cluster starts another.
         """
         running = self.executors()
-        victim = next(each for each in running if of is None or of in _descendants([each]))
+        victim = next(pid for pid in running if of is None or of in _descendants([pid]))
         os.kill(victim, signal.SIGKILL)
         return victim
 
@@ -119,7 +119,7 @@ class SparkCluster:
             )
         self._processes.append(process)
 
-    def _started(self, name: str, ready: re.Pattern[str]) -> re.Match[str]:
+    def _wait_started(self, name: str, ready: re.Pattern[str]) -> re.Match[str]:
         """Wait for the line of its log that says so."""
         log = self._log(name)
         found: list[re.Match[str]] = []
@@ -193,7 +193,7 @@ def _command(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return bool(fields) and fields[0] != "Z"
 

@@ -19,17 +19,17 @@ class TablesAt:
         self._tables: dict[str, Table] = {}
 
     def table(self, name: str) -> Table:
-        """A table that is there now."""
+        """Return a table that is there now."""
         full = f"{self._database}.{name}"
         return self._tables.setdefault(full, self._db.table(full))
 
     def rows(self, ts: int) -> dict[str, list[Row]]:
-        """Every table that had rows then, and these; all of them must be known."""
-        names = [f"{self._database}.{each.name}" for each in self._db.tables(self._database, ts)]
+        """Return the tables that had rows at a timestamp, with their rows; fail when one is unknown."""
+        names = [f"{self._database}.{table.name}" for table in self._db.tables(self._database, ts)]
         return tables_with_rows({name: self._tables[name].to_arrow(at_ts=ts).to_pylist() for name in names})
 
 
 def tables_with_rows(tables: Mapping[str, Iterable[Row]]) -> dict[str, list[Row]]:
-    """Tables in an order that does not tell where they come from; a table without rows is as good as none."""
+    """Return tables with sorted rows, for comparisons; leave out tables without rows."""
     ordered = {name: sorted(rows, key=repr) for name, rows in sorted(tables.items())}
     return {name: rows for name, rows in ordered.items() if rows}

@@ -13,7 +13,7 @@ Column = Mapping[str, Any]
 
 
 def column(name: str, type: str, **members: Any) -> dict[str, Any]:  # noqa: A002 - as the file calls it
-    """A column of a schema file; `pk=True` for the primary key, other members by their names in the file."""
+    """Return a column of a schema file; `pk=True` marks the primary key; others are members by name."""
     key = {"ColumnNullable": "false", "ColumnIsPk": "true"} if members.pop("pk", False) else {}
     elems = {"ColumnElems": members.pop("ColumnElems")} if "ColumnElems" in members else {}
     return {"ColumnName": name, "ColumnType": type, **members, **key, **elems}
@@ -96,7 +96,7 @@ def canal_line(
     commit_ts: int | None = None,
     name: tuple[str, str] = ("shop", "orders"),
 ) -> bytes:
-    """One change as a line of canal-json, with TiDB's extension when it tells its commit."""
+    """Return one change as a line of canal-json, with TiDB's extension when it tells its commit."""
     line: dict[str, Any] = {
         "id": 0,
         "database": name[0],

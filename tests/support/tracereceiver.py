@@ -17,7 +17,7 @@ _WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedSpan:
-    """A span as it came."""
+    """A received span."""
 
     service: str
     name: str
@@ -57,7 +57,7 @@ class TraceReceiver:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
 
     def take(self, headers: dict[str, str], body: bytes) -> int:
-        """What to answer to a request."""
+        """Return what to answer to a request."""
         with self._changed:
             self.headers.append(headers)
             if self.status == 200:
@@ -66,15 +66,15 @@ class TraceReceiver:
             return self.status
 
     def trace_of(self, commit_ts: int) -> list[ReceivedSpan]:
-        """The spans of the trace in which a commit is."""
+        """Return the spans of the trace in which a commit is."""
         with self._changed:
-            ids = {each.trace_id for each in self.spans if each.attributes["penstock.commit_ts"] == commit_ts}
-            return [each for each in self.spans if each.trace_id in ids]
+            ids = {span.trace_id for span in self.spans if span.attributes["penstock.commit_ts"] == commit_ts}
+            return [span for span in self.spans if span.trace_id in ids]
 
     def wait_for(self, commit_ts: int, *names: str) -> list[ReceivedSpan]:
-        """The spans of a commit's trace, once there are some of all these names; fail after a minute."""
+        """Return the spans of a commit's trace once it has all these names; fail after a minute."""
         deadline = SYSTEM.monotonic() + _WAIT_S
-        while not set(names) <= {each.name for each in self.trace_of(commit_ts)}:
+        while not set(names) <= {span.name for span in self.trace_of(commit_ts)}:
             assert SYSTEM.monotonic() < deadline, f"{names} did not come: {self.trace_of(commit_ts)}"
             with self._changed:
                 self._changed.wait(0.2)
@@ -101,7 +101,9 @@ def _spans(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
     return [
         ReceivedSpan(
             service=next(
-                each.value.string_value for each in resource.resource.attributes if each.key == "service.name"
+                attribute.value.string_value
+                for attribute in resource.resource.attributes
+                if attribute.key == "service.name"
             ),
             name=span.name,
             trace_id=span.trace_id,
@@ -111,7 +113,8 @@ def _spans(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
             end_ns=span.end_time_unix_nano,
             events=tuple(event.name for event in span.events),
             attributes={
-                each.key: each.value.string_value or each.value.int_value for each in span.attributes
+                attribute.key: attribute.value.string_value or attribute.value.int_value
+                for attribute in span.attributes
             },
         )
         for resource in request.resource_spans

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def sent(value: T, *, stays: object = None) -> T:
+def send_copy(value: T, *, stays: object = None) -> T:
     """Pickle a value and load it again; `stays` is the one thing in it that is not to travel."""
     buffer = io.BytesIO()
     _Pickler(buffer, stays).dump(value)

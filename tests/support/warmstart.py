@@ -41,17 +41,17 @@ class WarmChild:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """How it ended; None while it runs."""
-        return self._ended(0)
+        """Return how it ended; None while it runs."""
+        return self._wait_end(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended; raise TimeoutExpired when that takes longer."""
-        code = self._ended(timeout)
+        code = self._wait_end(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return code
 
-    def _ended(self, timeout_s: float | None) -> int | None:
+    def _wait_end(self, timeout_s: float | None) -> int | None:
         if self._code is None:
             self._told.settimeout(timeout_s)
             try:
@@ -108,7 +108,7 @@ class WarmStart:
 
 @cache
 def shared_start(*modules: str) -> WarmStart:
-    """One that this process keeps to its end, whoever asks for it."""
+    """Return the warm start that this process keeps to its end and shares."""
     made = WarmStart(*modules).__enter__()
     atexit.register(made.__exit__)
     return made
@@ -127,7 +127,7 @@ def _serve(asked: socket.socket) -> None:
                 wanted, fds, _, _ = socket.recv_fds(asked, _MESSAGE_MAX, len(_OUTPUTS) + 1)
                 if not wanted:
                     return
-                pid, told = _forked(json.loads(wanted), fds)
+                pid, told = _fork_child(json.loads(wanted), fds)
                 waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, told))
 
 
@@ -138,7 +138,7 @@ def _tell_end(process_fd: int, pid: int, told: socket.socket) -> None:
         told.send(b"%d" % os.waitstatus_to_exitcode(status))
 
 
-def _forked(wanted: dict[str, Any], fds: list[int]) -> tuple[int, socket.socket]:
+def _fork_child(wanted: dict[str, Any], fds: list[int]) -> tuple[int, socket.socket]:
     pid = os.fork()
     if not pid:
         _become(wanted, fds)
@@ -173,7 +173,7 @@ def _become(wanted: dict[str, Any], fds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    process.prepare()
+    process.prepare_arrow_memory()
     for _module in (_COMMAND_LINE, *sys.argv[2:]):
         import_module(_module)
     with socket.socket(fileno=int(sys.argv[1])) as _asked:

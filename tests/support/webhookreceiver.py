@@ -30,14 +30,14 @@ _JOIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What came."""
+    """A request as it came."""
 
     headers: Mapping[str, str]
     body: bytes
     target: str = "/"
 
     def changes(self) -> list[dict[str, Any]]:
-        """What it brings: `_deleted` and either a key or a row, in order."""
+        """Return what it brings: `_deleted` and either a key or a row, in order."""
         if self.headers["Content-Type"] != "application/x-ndjson":
             return pa.ipc.open_stream(self.body).read_all().to_pylist() if self.body else []
         lines = [json.loads(line) for line in io.BytesIO(self.body)]
@@ -86,7 +86,7 @@ class WebhookReceiver:
         return f"{scheme}://127.0.0.1:{self._server.server_address[1]}/changes?token=hush"
 
     def next_fault(self) -> Misbehaviour:
-        """What to do wrong now; nothing is empty."""
+        """Return the next fault; an empty text means none."""
         with self._lock:
             return self.plan.popleft() if self.plan else ""
 
@@ -95,14 +95,14 @@ class WebhookReceiver:
         self._released.wait(_JOIN_S)
 
     def take(self, request: Request) -> int:
-        """Receive a request; the status to answer with."""
+        """Receive a request; return the status of the answer."""
         if self.secret and not is_signed(self.secret, request.headers, request.body, now_s=_sent_s(request)):
             return 401
         with self._lock:
             self.seen.append(request)
-            return self._staged_or_applied(request)
+            return self._stage_or_apply(request)
 
-    def _staged_or_applied(self, request: Request) -> int:
+    def _stage_or_apply(self, request: Request) -> int:
         headers = request.headers
         from_ts, to_ts = int(headers["Penstock-From-Ts"]), int(headers["Penstock-To-Ts"])
         snapshot = headers["Penstock-Kind"] == "snapshot"
@@ -142,7 +142,7 @@ class WebhookReceiver:
 
 
 def _sent_s(request: Request) -> int:
-    """The time that the sender says it is: tests have clocks of their own."""
+    """Return the time by the sender's clock: tests have their own clocks."""
     return int(request.headers.get("Penstock-Signature", "t=0,").partition(",")[0].removeprefix("t="))
 
 
@@ -178,13 +178,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.receiver.take(request)
             self.close_connection = True
             return
-        if not self._misbehaved(fault):
+        if not self._misbehave(fault):
             self._answer(self.receiver.take(request), b"")
 
     def _misbehaves(self) -> bool:
-        return self._misbehaved(self.receiver.next_fault())
+        return self._misbehave(self.receiver.next_fault())
 
-    def _misbehaved(self, fault: Misbehaviour) -> bool:
+    def _misbehave(self, fault: Misbehaviour) -> bool:
         if fault == "drop":
             self.close_connection = True
         elif fault == "hang":

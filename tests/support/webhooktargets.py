@@ -24,7 +24,7 @@ Decode = Callable[[Row], Row]
 
 
 class _Change:
-    """What one line, or one row, says."""
+    """A change from one line or row."""
 
     def __init__(self, row: dict[str, Any], commit_ts: int, *, deleted: bool) -> None:
         self.row = row
@@ -69,25 +69,25 @@ class Receiver:
 
     @property
     def options(self) -> dict[str, str]:
-        """See Target."""
+        """Return the options of the consumer that writes this target."""
         return {"url": self._url, "format": self.form, "request_bytes": self._request_bytes}
 
     def strays(self) -> list[str]:
-        """See Target."""
+        """Return the files or tables that no reader needs."""
         return []
 
     @abstractmethod
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
 
     def post(self, headers: Mapping[str, str], body: bytes) -> int:
-        """Take a request; the status that answers it."""
+        """Take a request; return the status of the answer."""
         with self._lock:
             return self._take(headers, self._changes(body))
 
     @abstractmethod
     def _take(self, headers: Mapping[str, str], changes: list[_Change]) -> int:
-        """See `post`."""
+        """Take a request; return the status of the answer."""
 
     def _changes(self, body: bytes) -> list[_Change]:
         if self.form == "json":
@@ -119,11 +119,11 @@ class Staging(Receiver):
 
     @property
     def options(self) -> dict[str, str]:
-        """See Target."""
+        """Return the options of the consumer that writes this target."""
         return {**super().options, "watermark_url": self._url}
 
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
         with self._lock:
             return Reading(self.to_ts, list(self._rows.values())) if self.to_ts else None
 
@@ -140,7 +140,7 @@ class Staging(Receiver):
         if headers["Penstock-Last"] == "true":
             assert sorted(staged) == list(range(len(staged))), "a part of an iteration is missing"
             rows = {} if whole else self._rows
-            for change in (each for _, part in sorted(staged.items()) for each in part):
+            for change in (part_change for _, part in sorted(staged.items()) for part_change in part):
                 if change.deleted:
                     rows.pop(self._key(change), None)
                 else:
@@ -163,7 +163,7 @@ class Merging(Receiver):
         self._partly = False
 
     def read(self) -> Reading | None:
-        """See Target."""
+        """Return the rows and the watermark of the target."""
         with self._lock:
             there = [change.row for change in self._known.values() if not change.deleted]
             return Reading(self.to_ts, there) if self.to_ts and not self._partly else None
@@ -181,7 +181,7 @@ class Merging(Receiver):
             self._known, self._first_ts = {}, to_ts
             changes = self._first.pop(iteration)
         else:
-            changes = [each for each in changes if each.commit_ts > self._first_ts]
+            changes = [change for change in changes if change.commit_ts > self._first_ts]
         for change in changes:
             known = self._known.get(self._key(change))
             if known is None or known.order < change.order:

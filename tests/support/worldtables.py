@@ -18,18 +18,18 @@ class WorldTables:
         self._world = world
 
     def tables(self, at_ts: int) -> Sequence[SchemaVersion]:
-        """See SourceTables."""
+        """Return the tables at a timestamp."""
         return self._world.history.tables(at_ts)
 
     def rows(self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """See SourceTables."""
+        """Yield the rows of a table at a timestamp."""
         rows = self._world.rows_at(at_ts).get(schema.name, [])
         yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(schema.table)).select(list(columns))
 
     def changed_keys(
         self, schema: SchemaVersion, after_ts: int, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """See SourceTables."""
+        """Yield columns of the rows that changed after a timestamp."""
         before, now = (self._world.rows_at(ts).get(schema.name, []) for ts in (after_ts, self._world.ts))
         changed = [row for row in before if row not in now] + [row for row in now if row not in before]
         wanted = pa.schema([arrow_schema(schema.table).field(name) for name in columns])

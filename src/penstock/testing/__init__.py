@@ -1,1 +1,1 @@
-"""Doubles for users of the library: a clock, a store, a retriever, a directory, a connection that breaks."""
+"""Test doubles for users of the library: a clock, a store, a retriever, a directory, a breaking proxy."""

@@ -6,7 +6,7 @@ from penstock.clock import SYSTEM
 
 
 class ManualClock:
-    """Time moves by `advance` only; a sleep of nothing lets other tasks run."""
+    """A clock that only `advance` moves. A sleep of 0 seconds lets other tasks run."""
 
     def __init__(self, *, wall_ms: int = 0) -> None:
         self._started_ms = wall_ms
@@ -37,7 +37,7 @@ class ManualClock:
         return SYSTEM.unique_id()
 
     def advance(self, seconds: float) -> None:
-        """Move time, and wake who slept long enough."""
+        """Move time forward, and wake the tasks whose sleep is over."""
         self._now_s += seconds
         due = [alarm for at, alarm in self._sleepers if at <= self._now_s + 1e-9]
         self._sleepers = [(at, alarm) for at, alarm in self._sleepers if at > self._now_s + 1e-9]

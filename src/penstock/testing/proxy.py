@@ -1,4 +1,4 @@
-"""A connection that breaks at any byte: stands between a client and a server, and cuts when it is told to."""
+"""A proxy between a client and a server that breaks connections after a given byte."""
 
 import contextlib
 import socket
@@ -12,9 +12,9 @@ _CLOSE_S = 10.0
 
 
 class CuttingProxy:
-    """A context: passes on what comes to the socket file `listens` to the one at `server`.
+    """Forwards connections from the socket file `listens` to the socket file `server`. It is a context.
 
-    After `cut_after(n)` the connections break once n bytes more have passed, in both directions together.
+    After `cut_after(n)` connections break once n more bytes have passed, in both directions together.
     """
 
     def __init__(self, listens: Path, server: Path) -> None:
@@ -42,12 +42,12 @@ class CuttingProxy:
             assert not thread.is_alive()
 
     def cut_after(self, nbytes: int) -> None:
-        """Break what is open, and what is opened next, after so many bytes."""
+        """Break open connections and new ones after so many bytes."""
         with self._lock:
             self._left = nbytes
 
     def heal(self) -> None:
-        """Break nothing any more."""
+        """Stop breaking connections."""
         with self._lock:
             self._left = None
 
@@ -67,7 +67,7 @@ class CuttingProxy:
     def _pass(self, origin: socket.socket, target: socket.socket) -> None:
         try:
             while chunk := origin.recv(_CHUNK):
-                allowed = self._allowed(len(chunk))
+                allowed = self._allowance(len(chunk))
                 target.sendall(chunk[:allowed])
                 if allowed < len(chunk):
                     self._cut()
@@ -77,7 +77,7 @@ class CuttingProxy:
         for end in (origin, target):
             _close(end)
 
-    def _allowed(self, nbytes: int) -> int:
+    def _allowance(self, nbytes: int) -> int:
         with self._lock:
             if self._left is None:
                 return nbytes
@@ -88,8 +88,8 @@ class CuttingProxy:
     def _cut(self) -> None:
         with self._lock:
             ended, self._open = self._open, set()
-        for each in ended:
-            _close(each)
+        for end in ended:
+            _close(end)
 
     def _start(self, work: Callable[..., None], *ends: socket.socket) -> None:
         thread = threading.Thread(target=work, args=ends, daemon=True)

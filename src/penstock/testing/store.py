@@ -1,4 +1,4 @@
-"""The embedded store as a process of its own, and its admin calls: for tests that crash and disturb it."""
+"""The embedded store as its own process, and its admin calls, for tests that crash and disturb it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _CALL_TIMEOUT_S = 10.0
 
 
 class ChildProcess(Protocol):
-    """What is used of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that is used here."""
 
     pid: int
 
@@ -69,7 +69,7 @@ class StoreProcess:
         pd_addr: str = "127.0.0.1:0",
         clock: Clock = SYSTEM,
     ) -> "StoreProcess":
-        """Start a store and wait until it is ready; raise Invalid with its message when it refuses."""
+        """Return start a store and wait until it is ready; raise Invalid with its message when it refuses."""
         command = ["--data", str(data), "--stores", str(stores), *arguments]
         command += ["--enable-faults"] if faults else []
         command += ["--config", str(config)] if config is not None else []
@@ -98,7 +98,7 @@ class StoreProcess:
         self.cluster_id = ready["cluster_id"]
 
     def _start_child(self, arguments: Sequence[str], log: IO[str]) -> ChildProcess:
-        """Start `penstock` with these arguments: its output is a pipe, its errors go to `log`."""
+        """Return start `penstock` with these arguments: its output is a pipe, its errors go to `log`."""
         command = [sys.executable, "-m", "penstock.cli.main", *arguments]
         return subprocess.Popen(  # noqa: S603 - our own command
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
@@ -119,7 +119,7 @@ class StoreProcess:
         self._end(signal.SIGKILL)
 
     def terminate(self) -> int:
-        """Ask the process to stop and return its exit code."""
+        """Stop the process with SIGTERM; return its exit code."""
         return self._end(signal.SIGTERM)
 
     def wait(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
@@ -175,7 +175,7 @@ class Admin:
         )
 
     async def split(self, raw_keys: Sequence[bytes]) -> list[metapb.Region]:
-        """Cut at raw keys; return the regions that begin there."""
+        """Split at raw keys; return the regions that begin there."""
         response = await self._call("Split", storepb.SplitRequest(keys=raw_keys))
         return list(response.regions)
 
@@ -191,11 +191,11 @@ class Admin:
         await self._call("TransferLeader", request)
 
     async def set_faults(self, faults: Sequence[storepb.Fault]) -> None:
-        """Replace every fault; none clears them."""
+        """Replace all faults; an empty list clears them."""
         await self._call("SetFaults", storepb.SetFaultsRequest(faults=faults))
 
     async def stop_store(self, store_id: int) -> None:
-        """Turn a store off; what it led is led by others."""
+        """Turn a store off; other stores lead its regions."""
         await self._call("StopStore", storepb.StopStoreRequest(store_id=store_id))
 
     async def start_store(self, store_id: int) -> None:

@@ -1,6 +1,6 @@
-"""A table as a plain dict of versions, and a target that takes its changes: what readers are held against.
+"""A table as a dict of versions, a target that applies changes to it, and random rows of any table.
 
-Random rows of any table, as Arrow has them.
+Tests compare what readers return with these.
 """
 
 import random  # noqa: TID251 - only the type; the caller decides the numbers
@@ -21,7 +21,8 @@ from penstock.tables.schema import TableInfo
 __all__ = ["Key", "Row", "Snapshot", "Step", "Versions", "in_schema", "random_row"]
 
 
-Key = tuple[Any, ...]  # the values of the primary key, or the handle where there is none
+Key = tuple[Any, ...]
+"""The values of the primary key; in a table without one, the handle."""
 Row = dict[str, Any]
 Snapshot = dict[Key, Row]
 
@@ -38,11 +39,11 @@ class Step(NamedTuple):
 class _Version(NamedTuple):
     ts: int
     row: Row | None
-    silent: bool = False  # it came or went with a DDL: no change of a row says so
+    silent: bool = False  # a DDL brought or removed the row, without a change of it
 
 
 class Versions:
-    """What each row of a table was, and from when on. Nothing is ever forgotten."""
+    """All versions of each row of a table, with their timestamps. Nothing is ever forgotten."""
 
     def __init__(self, table: TableInfo) -> None:
         self._tables = [(0, table)]
@@ -54,48 +55,48 @@ class Versions:
         return self._tables[-1][1]
 
     def alter(self, ts: int, table: TableInfo) -> None:
-        """The table has another schema from `ts` on."""
+        """Give the table another schema from `ts` on."""
         self._tables.append((ts, table))
 
     def table_at(self, ts: int) -> TableInfo:
-        """The schema in force at a timestamp."""
+        """Return the schema in force at a timestamp."""
         return next(table for since, table in reversed(self._tables) if since <= ts)
 
     def write(self, ts: int, key: Key, row: Row | None, *, silent: bool = False) -> None:
-        """A row, or its end; of one key the times must rise. `silent`: no change of a row says so."""
+        """Write a row, or None for its end. Timestamps of a key must rise. `silent`: without a change."""
         self._rows.setdefault(key, []).append(_Version(ts, row, silent))
 
     def last(self, key: Key) -> Row | None:
-        """The newest row of a key."""
+        """Return the newest row of a key."""
         versions = self._rows.get(key)
         return versions[-1].row if versions else None
 
     def live(self) -> list[Key]:
-        """The keys that have a row now, the longest known first."""
+        """Return the keys that have a row now, the oldest first."""
         return [key for key, versions in self._rows.items() if versions[-1].row is not None]
 
     def at(self, ts: int) -> Snapshot:
-        """The table as of a timestamp, in its schema then."""
+        """Return the rows at a timestamp, in the schema of that time."""
         table = self.table_at(ts)
-        found = {key: _row_at(versions, ts) for key, versions in self._rows.items()}
-        return {key: in_schema(row, table) for key, row in found.items() if row is not None}
+        rows = {key: _row_at(versions, ts) for key, versions in self._rows.items()}
+        return {key: in_schema(row, table) for key, row in rows.items() if row is not None}
 
     def steps(self, from_ts: int, to_ts: int) -> list[Step]:
-        """Every change in (from_ts, to_ts]: by time, at one time ends before beginnings, then by key.
+        """Return every change in (from_ts, to_ts] without silent versions.
 
-        What was silent is not among them.
+        They are ordered by time, at the same time ends before beginnings, then by key.
         """
-        made: list[Step] = []
+        steps: list[Step] = []
         for key, versions in self._rows.items():
             before = None
             for version in versions:
                 if from_ts < version.ts <= to_ts and not version.silent:
-                    made += [Step(version.ts, 0, key, None)] if before is not None else []
+                    steps += [Step(version.ts, 0, key, None)] if before is not None else []
                     if version.row is not None:
                         row = in_schema(version.row, self.table_at(version.ts))
-                        made.append(Step(version.ts, 1, key, row))
+                        steps.append(Step(version.ts, 1, key, row))
                 before = version.row
-        return sorted(made, key=lambda step: (*step[:2], [(cell is not None, cell) for cell in step.key]))
+        return sorted(steps, key=lambda step: (*step[:2], [(cell is not None, cell) for cell in step.key]))
 
 
 def _row_at(versions: Iterable[_Version], ts: int) -> Row | None:
@@ -108,32 +109,32 @@ def _row_at(versions: Iterable[_Version], ts: int) -> Row | None:
 
 
 def key_names(table: TableInfo) -> list[str]:
-    """The columns that identify a row in what readers are given."""
+    """Return the columns that identify a row for readers."""
     return [column.name for column in table.primary_key] or [HANDLE]
 
 
 def key_of(table: TableInfo, row: Mapping[str, Any]) -> Key:
-    """What identifies a row that was read."""
+    """Return the key of a row that was read."""
     return tuple(row[name] for name in key_names(table))
 
 
 def in_schema(row: Mapping[str, Any], table: TableInfo) -> Row:
-    """A row by the columns of a schema, with the defaults that they were added with."""
+    """Return a row with the columns of a schema; missing ones have the default they were added with."""
     return {column.name: row.get(column.name, column.origin_default) for column in table.stored_columns}
 
 
 class NotApplicable(AssertionError):
-    """A change that cannot be right: it does not fit what came before it."""
+    """A change does not fit the rows before it."""
 
 
 @dataclass
 class Target:
-    """A copy of a table that takes changes as a sink does: at each TAIL_DONE, ends first, then beginnings.
+    """A copy of a table that applies changes like a sink: at each TAIL_DONE first ends, then beginnings.
 
-    `in_order` applies by time instead, as changes that are not coalesced need; those that are (`coalesced`)
-    must allow both. `upserts` lets a row replace another; `again` lets everything happen that may when some
-    of the changes were applied before. Fails where changes do not fit the rows, are out of order, or cross
-    what a TAIL_DONE has closed.
+    `in_order` applies by time instead, as changes need that are not coalesced; coalesced changes
+    (`coalesced`) must allow both. `upserts` lets a row replace another. `again` allows what happens when some
+    of the changes were applied before. It fails when changes do not fit the rows, are out of order, or are at
+    or before a timestamp that a TAIL_DONE has closed.
     """
 
     rows: Snapshot
@@ -146,7 +147,7 @@ class Target:
     _open: list[Step] = field(default_factory=list)
 
     def take(self, batch: ChangeBatch) -> None:
-        """One batch of a handle; `seen` keeps its changes."""
+        """Take one batch of a handle; add its changes to `seen`."""
         if batch.hint is Hint.SNAPSHOT:
             _expect(not batch.tombstones.num_rows, "a snapshot has no tombstones")
             self.rows.update({step.key: step.row for step in _steps(batch) if step.row is not None})
@@ -161,7 +162,7 @@ class Target:
             self._close(batch.complete_ts)
 
     def take_all(self, batches: Iterable[ChangeBatch]) -> None:
-        """Everything that a handle gives; it must end closed."""
+        """Take all batches of a handle; fail unless the last one closes the range."""
         for batch in batches:
             self.take(batch)
         _expect(not self._open, "the last batch is no TAIL_DONE")
@@ -195,7 +196,7 @@ def _steps(batch: ChangeBatch) -> list[Step]:
 
 
 def visible(row: Mapping[str, Any]) -> Row:
-    """A row that was read, without what Penstock adds."""
+    """Return a row that was read, without the columns that Penstock adds."""
     return {name: value for name, value in row.items() if not name.startswith("_")}
 
 
@@ -210,7 +211,7 @@ _VECTOR_LENGTH = 4
 
 
 def random_row(table: TableInfo, number: int, mix: random.Random) -> Row:
-    """A row whose key follows from `number`; the other cells are random, and null where they may be."""
+    """Return a row whose key depends on `number`; the other cells are random, sometimes null."""
     keys = {column.name for column in table.primary_key}
     row: Row = {}
     for column in table.stored_columns:

@@ -15,7 +15,7 @@ from penstock.tables.columns import FieldType, Tp
 from penstock.tables.define import Index, define_table
 from penstock.tables.records import handle_of, to_record
 from penstock.tables.values import from_datum, to_datum
-from support.indexentries import indexed_record
+from support.indexentries import decode_indexed_record
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 U64 = st.integers(0, (1 << 64) - 1)
@@ -107,7 +107,7 @@ def test_json_text_is_canonical(document: Any) -> None:
     binary = json_binary.encode(document)
     text = json_binary.decode_text(binary)
     assert json_binary.encode_text(text) == binary
-    assert json_binary.encoded_end(binary + b"more", 0) == len(binary)
+    assert json_binary.find_end(binary + b"more", 0) == len(binary)
 
 
 TABLES = [
@@ -142,7 +142,7 @@ def test_an_index_entry_gives_back_its_columns_and_its_row(table: Any, data: st.
         entry = indexes.entry(table, index, record, handle)
         assert indexes.handle_in(index, entry.key, entry.value) == handle
         assert entry.distinct == (index.unique and None not in (row["a"], row["b"])) or index.primary
-        found = indexed_record(table, index, entry.key, entry.value)
+        found = decode_indexed_record(table, index, entry.key, entry.value)
         for part in index.columns:
             column = table.columns[part.offset]
             whole = row[column.name]

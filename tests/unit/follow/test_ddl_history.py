@@ -12,11 +12,19 @@ from penstock.tables.columns import ColumnFlag, SchemaState
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
-from support.metaevents import a_table, database, database_gone, described, gone, partitioned, recorded
+from support.metaevents import (
+    a_table,
+    finish_job,
+    partitioned_table,
+    put_database,
+    put_table,
+    remove_database,
+    remove_table,
+)
 from support.rawbatches import Change, raw
 
-SHOP = database(1, 1, "shop")
-OLD = database(1, 2, "old")
+SHOP = put_database(1, 1, "shop")
+OLD = put_database(1, 2, "old")
 LATER = compose_ts(10**6)  # so late that nobody waits for the jobs of small timestamps any more
 
 
@@ -39,9 +47,9 @@ def last(*changes: Change) -> DdlEvent:
 
 def test_a_ddl_has_the_statement_of_its_job_and_the_time_of_its_rows() -> None:
     made = history(
-        SHOP, described(10, a_table(7)), recorded(10, 1, 3, 7, "CREATE TABLE t"),
-        described(20, a_table(7, "a")), recorded(20, 2, 5, 7, "ALTER TABLE t ADD a"),
-        gone(30, 7), recorded(30, 3, 4, 7, "DROP TABLE t"),
+        SHOP, put_table(10, a_table(7)), finish_job(10, 1, 3, 7, "CREATE TABLE t"),
+        put_table(20, a_table(7, "a")), finish_job(20, 2, 5, 7, "ALTER TABLE t ADD a"),
+        remove_table(30, 7), finish_job(30, 3, 4, 7, "DROP TABLE t"),
     )  # fmt: skip
     create, add, drop = made.ddls(1, 30)
     assert [each.query for each in (create, add, drop)] == [
@@ -57,7 +65,7 @@ def test_a_ddl_has_the_statement_of_its_job_and_the_time_of_its_rows() -> None:
     assert {each.database for each in (create, add, drop)} == {"shop"}
 
 
-TABLE, PARTS = a_table(7, "a"), partitioned(7, 71, 72)
+TABLE, PARTS = a_table(7, "a"), partitioned_table(7, 71, 72)
 WIDER = replace(define_table("t", [("id", "bigint primary key"), ("a", "bigint")]), id=7)
 SAME = ["shop.t", "shop.t"]
 MOVED = ["shop.t", "old.t"]
@@ -66,24 +74,24 @@ MOVED = ["shop.t", "old.t"]
 @pytest.mark.parametrize(
     ("changes", "action", "names"),
     [
-        pytest.param([described(20, a_table(7, "a", "b"))], 5, SAME, id="add column"),
-        pytest.param([described(20, a_table(7))], 6, SAME, id="drop column"),
+        pytest.param([put_table(20, a_table(7, "a", "b"))], 5, SAME, id="add column"),
+        pytest.param([put_table(20, a_table(7))], 6, SAME, id="drop column"),
         pytest.param(
-            [described(20, WIDER)],
+            [put_table(20, WIDER)],
             12, SAME, id="modify column",
         ),
-        pytest.param([described(20, replace(TABLE, name="u"))], 14, ["shop.t", "shop.u"], id="rename"),
-        pytest.param([gone(20, 7), described(20, TABLE, 2)], 14, MOVED, id="to another database"),
-        pytest.param([described(20, TABLE, 2), gone(20, 7)], 14, MOVED, id="the other way round"),
-        pytest.param([gone(20, 7), described(20, replace(TABLE, id=8))], 11, SAME, id="truncate"),
-        pytest.param([gone(20, 7)], 4, ["shop.t", None], id="drop"),
-        pytest.param([described(20, a_table(8, name="u"))], 3, [None, "shop.u"], id="create"),
+        pytest.param([put_table(20, replace(TABLE, name="u"))], 14, ["shop.t", "shop.u"], id="rename"),
+        pytest.param([remove_table(20, 7), put_table(20, TABLE, 2)], 14, MOVED, id="to another database"),
+        pytest.param([put_table(20, TABLE, 2), remove_table(20, 7)], 14, MOVED, id="the other way round"),
+        pytest.param([remove_table(20, 7), put_table(20, replace(TABLE, id=8))], 11, SAME, id="truncate"),
+        pytest.param([remove_table(20, 7)], 4, ["shop.t", None], id="drop"),
+        pytest.param([put_table(20, a_table(8, name="u"))], 3, [None, "shop.u"], id="create"),
     ],
 )  # fmt: skip
 def test_without_a_job_a_ddl_is_known_by_what_it_changed(
     changes: list[Change], action: int, names: list[str | None]
 ) -> None:
-    event = last(described(10, TABLE), *changes)
+    event = last(put_table(10, TABLE), *changes)
     assert shown(event) == (20, action, [tuple(names)])
     assert event.query == ""
 
@@ -99,15 +107,15 @@ def test_without_a_job_a_ddl_is_known_by_what_it_changed(
 def test_partitions_come_and_go(
     parts: tuple[int, ...], action: int, ended: set[int], begun: set[int]
 ) -> None:
-    event = last(described(10, PARTS), described(20, partitioned(7, *parts)))
+    event = last(put_table(10, PARTS), put_table(20, partitioned_table(7, *parts)))
     (change,) = event.tables
     assert (event.type, change.ended_ids, change.begun_ids) == (action, ended, begun)
 
 
 def test_an_exchange_moves_physical_tables_crosswise() -> None:
     made = history(
-        SHOP, described(10, partitioned(7, 71)), described(11, a_table(8, name="u")),
-        described(20, partitioned(7, 8)), gone(20, 8), described(20, a_table(71, name="u")),
+        SHOP, put_table(10, partitioned_table(7, 71)), put_table(11, a_table(8, name="u")),
+        put_table(20, partitioned_table(7, 8)), remove_table(20, 8), put_table(20, a_table(71, name="u")),
     )  # fmt: skip
     (event,) = made.ddls(11, LATER)
     assert shown(event) == (20, 42, [("shop.t", "shop.t"), ("shop.u", "shop.u")])
@@ -120,27 +128,28 @@ def test_an_exchange_moves_physical_tables_crosswise() -> None:
 
 def test_several_renames_are_one_ddl() -> None:
     event = last(
-        described(10, a_table(7, name="a")), described(11, a_table(8, name="b")),
-        described(20, a_table(7, name="b")), described(20, a_table(8, name="c")),
-        recorded(20, 9, 47, 7, "RENAME TABLE b TO c, a TO b"),
+        put_table(10, a_table(7, name="a")), put_table(11, a_table(8, name="b")),
+        put_table(20, a_table(7, name="b")), put_table(20, a_table(8, name="c")),
+        finish_job(20, 9, 47, 7, "RENAME TABLE b TO c, a TO b"),
     )  # fmt: skip
     assert shown(event) == (20, 47, [("shop.a", "shop.b"), ("shop.b", "shop.c")])
 
 
 def test_tables_made_together_are_found_in_the_job_of_them_all() -> None:
     both = (a_table(7, name="a"), a_table(8, name="b"))
-    jobs = recorded(20, 9, 60, 0, "CREATE TABLE a, b", tables=both)
-    event = last(*(described(20, each) for each in both), jobs)
+    jobs = finish_job(20, 9, 60, 0, "CREATE TABLE a, b", tables=both)
+    event = last(*(put_table(20, each) for each in both), jobs)
     assert (event.type, event.query, len(event.tables)) == (60, "CREATE TABLE a, b", 2)
 
 
 def test_databases_come_and_go_with_their_tables() -> None:
     made = history(
-        SHOP, database(5, 3, "more"), recorded(5, 1, 1, 0, "CREATE DATABASE more", database_id=3),
-        described(10, a_table(7), 3), described(11, a_table(8), 1),
-        database(20, 3, "more", charset="utf8"),
-        database(25, 3, "more", state=SchemaState.DELETE_ONLY),
-        database_gone(30, 3), gone(30, 7, 3), recorded(30, 2, 2, 0, "DROP DATABASE more", database_id=3),
+        SHOP, put_database(5, 3, "more"), finish_job(5, 1, 1, 0, "CREATE DATABASE more", database_id=3),
+        put_table(10, a_table(7), 3), put_table(11, a_table(8), 1),
+        put_database(20, 3, "more", charset="utf8"),
+        put_database(25, 3, "more", state=SchemaState.DELETE_ONLY),
+        remove_database(30, 3), remove_table(30, 7, 3),
+        finish_job(30, 2, 2, 0, "DROP DATABASE more", database_id=3),
     )  # fmt: skip
     first, create, *_, drop = made.ddls(0, LATER)
     assert (first.database, first.type, first.scope) == ("shop", 1, DdlScope.DATABASE)
@@ -160,12 +169,12 @@ def in_state(table: TableInfo, state: SchemaState) -> TableInfo:
 def test_an_online_change_shows_when_readers_see_it() -> None:
     added = a_table(7, "a")
     states = [SchemaState.DELETE_ONLY, SchemaState.WRITE_ONLY, SchemaState.WRITE_REORG, SchemaState.PUBLIC]
-    steps = [described(20 + at, in_state(added, state)) for at, state in enumerate(states)]
-    removed = [described(40 + at, in_state(added, state)) for at, state in enumerate(states[-2::-1])]
+    steps = [put_table(20 + at, in_state(added, state)) for at, state in enumerate(states)]
+    removed = [put_table(40 + at, in_state(added, state)) for at, state in enumerate(states[-2::-1])]
     made = history(
-        SHOP, described(10, a_table(7)), recorded(11, 1, 3, 7, "CREATE TABLE t", start_ts=9), *steps,
-        recorded(26, 2, 5, 7, "ADD a", start_ts=18), *removed, described(43, a_table(7)),
-        recorded(45, 3, 6, 7, "DROP a", start_ts=19),
+        SHOP, put_table(10, a_table(7)), finish_job(11, 1, 3, 7, "CREATE TABLE t", start_ts=9), *steps,
+        finish_job(26, 2, 5, 7, "ADD a", start_ts=18), *removed, put_table(43, a_table(7)),
+        finish_job(45, 3, 6, 7, "DROP a", start_ts=19),
     )  # fmt: skip
     assert [(each.commit_ts, each.query) for each in made.ddls(1, LATER)] == [
         (10, "CREATE TABLE t"),
@@ -182,13 +191,13 @@ def test_an_index_is_nothing_that_readers_see() -> None:
     flagged = replace(column.type, flag=column.type.flag | ColumnFlag.MULTIPLE_KEY)
     indexed = replace(table, columns=(*rest, replace(column, type=flagged)), max_index_id=1)
     assert [
-        each.commit_ts for each in history(SHOP, described(10, table), described(20, indexed)).ddls(1, LATER)
+        each.commit_ts for each in history(SHOP, put_table(10, table), put_table(20, indexed)).ddls(1, LATER)
     ] == [10]
 
 
 def test_views_and_sequences_have_no_rows_and_no_ddls() -> None:
     view = a_table(7, extra={"view": {"view_select": "SELECT 1"}})
-    made = history(SHOP, described(10, view), gone(20, 7))
+    made = history(SHOP, put_table(10, view), remove_table(20, 7))
     assert made.ddls(1, LATER) == []
     assert made.tables(15) == []
 
@@ -198,15 +207,15 @@ def test_a_ddl_waits_for_its_job_and_what_follows_waits_for_the_ddl() -> None:
     start = compose_ts(10**9)
     created, changed = start + 5, start + second
     made = DdlHistory()
-    made.consume_kv_events(raw([SHOP, described(created, a_table(7))]), lambda: None)
+    made.consume_kv_events(raw([SHOP, put_table(created, a_table(7))]), lambda: None)
     made.advance_resolved_ts(changed)
     assert made.resolved_ts() == created - 1
     with pytest.raises(Unavailable, match="known up to"):
         made.ddls(0, created)
     with pytest.raises(Unavailable, match="known up to"):
         made.tables(created)
-    done = recorded(changed + 9, 1, 3, 7, "CREATE TABLE t", start_ts=start)
-    made.consume_kv_events(raw([done, described(changed + 12, a_table(7, "a"))]), lambda: None)
+    done = finish_job(changed + 9, 1, 3, 7, "CREATE TABLE t", start_ts=start)
+    made.consume_kv_events(raw([done, put_table(changed + 12, a_table(7, "a"))]), lambda: None)
     made.advance_resolved_ts(changed + 8)
     assert made.resolved_ts() == created - 1  # a job that is here early may not be the first to come
     made.advance_resolved_ts(changed + 10)
@@ -221,12 +230,12 @@ def test_a_ddl_waits_for_its_job_and_what_follows_waits_for_the_ddl() -> None:
 
 def test_jobs_that_were_cancelled_or_are_of_others_are_not_taken_for_it() -> None:
     event = last(
-        described(10, a_table(7)),
-        described(20, a_table(7, "a")),
-        recorded(21, 1, 7, 7, "ADD INDEX that failed", start_ts=15, state=3),
-        recorded(22, 2, 5, 8, "of another table", start_ts=15),
-        recorded(23, 3, 6, 7, "that began later", start_ts=22),
-        recorded(24, 4, 5, 7, "the right one", start_ts=15),
+        put_table(10, a_table(7)),
+        put_table(20, a_table(7, "a")),
+        finish_job(21, 1, 7, 7, "ADD INDEX that failed", start_ts=15, state=3),
+        finish_job(22, 2, 5, 8, "of another table", start_ts=15),
+        finish_job(23, 3, 6, 7, "that began later", start_ts=22),
+        finish_job(24, 4, 5, 7, "the right one", start_ts=15),
     )
     assert event.query == "the right one"
 
@@ -234,10 +243,10 @@ def test_jobs_that_were_cancelled_or_are_of_others_are_not_taken_for_it() -> Non
 @pytest.mark.parametrize("step", [1, -1, 5, 7])
 def test_the_order_of_delivery_does_not_matter(step: int) -> None:
     changes = [
-        SHOP, OLD, described(10, a_table(7)), recorded(10, 1, 3, 7, "a"),
-        gone(20, 7), described(20, a_table(7), 2), recorded(20, 2, 14, 7, "b"),
-        gone(30, 7, 2), described(30, a_table(8), 2), recorded(31, 3, 11, 7, "c", start_ts=25),
-        gone(40, 8, 2), recorded(40, 4, 4, 8, "d"),
+        SHOP, OLD, put_table(10, a_table(7)), finish_job(10, 1, 3, 7, "a"),
+        remove_table(20, 7), put_table(20, a_table(7), 2), finish_job(20, 2, 14, 7, "b"),
+        remove_table(30, 7, 2), put_table(30, a_table(8), 2), finish_job(31, 3, 11, 7, "c", start_ts=25),
+        remove_table(40, 8, 2), finish_job(40, 4, 4, 8, "d"),
     ]  # fmt: skip
     expected = history(*changes)
     mixed = [each for at in range(abs(step)) for each in (changes * 2)[at :: abs(step)]][

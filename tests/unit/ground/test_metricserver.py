@@ -81,7 +81,9 @@ def is_answered(server: MetricServer) -> bool:
 
 
 def test_callers_beyond_the_bound_are_sent_away_and_room_is_made_again(server: MetricServer) -> None:
-    idle = [socket.create_connection(split_address(server.addr), timeout=10) for _ in range(service._REQUESTS_MAX)]
+    idle = [
+        socket.create_connection(split_address(server.addr), timeout=10) for _ in range(service._REQUESTS_MAX)
+    ]
     try:
         with socket.create_connection(split_address(server.addr), timeout=10) as late:
             assert late.recv(64).startswith(b"HTTP/1.0 503 ")

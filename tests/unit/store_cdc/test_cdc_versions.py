@@ -15,7 +15,9 @@ def changes(records, after_ts):
     def value_of(key, write):
         return write.short_value if write.short_value is not None else b"long of " + key
 
-    return [change for change in read_committed_after(sorted(records), after_ts, value_of) if change is not None]
+    return [
+        change for change in read_committed_after(sorted(records), after_ts, value_of) if change is not None
+    ]
 
 
 def test_versions_come_newest_first_each_with_the_value_it_replaced():
