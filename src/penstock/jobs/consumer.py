@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
@@ -29,6 +28,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.columnar.spill_queue import SPOOL_BYTES
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.extras import import_with_extra
 from penstock.jobs.error_codes import TargetDiffers
 from penstock.jobs.job import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
@@ -318,9 +318,11 @@ def _find_location(name: str) -> str:
 def _load(location: str, name: str) -> object:
     module_name, _, path = location.partition(":")
     try:
-        found: object = import_module(module_name)
+        found: object = import_with_extra(module_name, needed_by=f"consumer {name}")
         for part in path.split("."):
             found = getattr(found, part)
+    except Invalid:
+        raise
     except Exception as error:  # the module is foreign code and may raise anything
         why = str(error) if isinstance(error, ImportError | AttributeError) else type(error).__name__
         raise Invalid(

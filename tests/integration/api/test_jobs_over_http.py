@@ -1,5 +1,6 @@
 """Changefeeds and jobs over HTTP, from their making to their end, and search in what a job has built."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,6 +126,19 @@ def test_a_job_that_cannot_work_is_refused(shared: ApiWorld) -> None:
     assert answered("shop.items/x", "delta") == 400
     assert answered("shop.items/x y", "delta", uri="s3://lake/x") == 400
     assert answered("shop", "delta", uri="s3://lake/x") == 400
+
+
+def test_a_consumer_whose_package_is_missing_is_refused_with_the_command_that_installs_it(
+    shared: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    monkeypatch.delitem(sys.modules, "penstock.consumers.lake.delta", raising=False)
+    spec = {"detail": {"consumer": {"consumer": "delta", "options": {"uri": "s3://lake/x"}}}}
+    answer = shared.client("root").post(JOBS, json={"job": "shop.items/x", "spec": spec})
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == (
+        "consumer delta needs the package deltalake; install it with: pip install 'penstock[delta]'"
+    )
 
 
 def test_a_changefeed_is_changed_paused_and_forgotten(shared: ApiWorld) -> None:

@@ -40,6 +40,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.verify import TargetReport, VerifyOptions, verify_targets
 from penstock.errors import PenstockError
+from penstock.jobs.consumer import find_consumer
 from penstock.verify.target import TargetVerifyReport
 
 __all__ = ["judge_report", "run", "verify_all"]
@@ -92,6 +93,8 @@ def run(*, seconds: float, keep: bool = False, data: Path | None = None, clock: 
     console = Console()
     with _end_on_sigterm(), demo_folder(data) as folder, _log_parts(folder / "parts.log", console):
         scene = make_scene(folder)
+        for target in JOBS:
+            find_consumer(target.folder)  # raises where a package is missing, before anything starts
         console.print("Starting a store, a capture, changefeeds, jobs, the API and its pages …")
         with (
             run_deployment(scene.settings, log_level="WARNING") as supervisor,

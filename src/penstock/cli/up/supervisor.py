@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock import eventloop, process, settings
+from penstock import eventloop, process, settings, tracing
 from penstock.cli.service import run_until_signalled
 from penstock.cli.up.display import Display, LogDisplay, TerminalDisplay, forward_line
 from penstock.cli.up.parts import Service, ServiceConfig, address_of, move_folders, parts_of, with_address
@@ -142,9 +142,11 @@ class Supervisor:
     async def run(self) -> None:
         """Run the parts until cancelled, then stop them in reverse order; when cancelled again, kill them.
 
-        Raises Invalid when another supervisor has the lock of the folder.
+        Raises Invalid when another supervisor has the lock of the folder, or when a package that the settings
+        need is missing.
         """
         try:
+            tracing.require_packages(self._settings.tracing)
             with folder_lock(self._settings.up.data):
                 await self._run()
         except BaseException as error:

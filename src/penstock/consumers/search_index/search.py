@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.consumers.search_index.columns import source_columns
-from penstock.consumers.search_index.consumer import IndexConsumer
-from penstock.consumers.search_index.lance_table import ROWS_ONLY, IndexVersion
 from penstock.consumers.search_index.query import SearchQuery, check_filter
 from penstock.errors import Invalid, Unavailable
 from penstock.jobs.consumer import JobContext, find_consumer
@@ -25,6 +22,9 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from penstock.consumers.search_index.consumer import IndexConsumer
+    from penstock.consumers.search_index.lance_table import IndexVersion
 
 __all__ = ["SearchResult", "search"]
 
@@ -77,7 +77,7 @@ def search(
     return SearchResult(rows, watermark, lag_s, complete=newest)
 
 
-def _consumer(job: Job, settings: Settings, clock: Clock) -> IndexConsumer:
+def _consumer(job: Job, settings: Settings, clock: Clock) -> "IndexConsumer":
     context = JobContext(
         id=job.id,
         key=job.key,
@@ -88,7 +88,9 @@ def _consumer(job: Job, settings: Settings, clock: Clock) -> IndexConsumer:
         spark=_no_spark,
         clock=clock,
     )
-    kind = find_consumer(job.spec.consumer)
+    kind = find_consumer(job.spec.consumer)  # says which package is missing, before the imports do
+    from penstock.consumers.search_index.consumer import IndexConsumer
+
     if not issubclass(kind, IndexConsumer):
         raise Invalid(
             f"job {job.id} feeds {job.spec.consumer}, which is not an index; search a fulltext or vector job"
@@ -99,12 +101,15 @@ def _consumer(job: Job, settings: Settings, clock: Clock) -> IndexConsumer:
 
 
 def _query_index(
-    consumer: IndexConsumer,
-    current: IndexVersion,
+    consumer: "IndexConsumer",
+    current: "IndexVersion",
     query: SearchQuery,
     where: str | None,
     columns: Sequence[str] | None,
 ) -> pa.Table:
+    from penstock.consumers.search_index.columns import source_columns
+    from penstock.consumers.search_index.lance_table import ROWS_ONLY
+
     names = source_columns(current.dataset.schema).names
     unknown = sorted(set(columns or ()) - set(names))
     if unknown:
@@ -124,7 +129,7 @@ def _query_index(
         ) from error
 
 
-def _watermark(job: Job, current: IndexVersion) -> int:
+def _watermark(job: Job, current: "IndexVersion") -> int:
     """Return the watermark of the rows; the log's, if the source has not changed since."""
     rows_ts = current.marker.watermark
     quiet = rows_ts >= job.status.committed_ts > 0
