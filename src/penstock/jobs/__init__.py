@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.jobs.api import Jobs
-    from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext, Retrieved
+    from penstock.jobs.consumer import (
+        Consumer,
+        DataRetriever,
+        DataType,
+        JobContext,
+        Retrieved,
+        iter_batches,
+        read_net_changes,
+    )
     from penstock.jobs.job import ErrorCode, Job, JobId, JobState, JobStatus
     from penstock.jobs.runner.custom_triggers import TriggerContext
     from penstock.jobs.spec import ConsumerInfo, JobSpec, UpdateOptions
@@ -26,13 +34,23 @@ __all__ = [
     "Retrieved",
     "TriggerContext",
     "UpdateOptions",
+    "iter_batches",
+    "read_net_changes",
 ]
 
 # Each module is imported when one of its names is first used: code that only names a job, or defines a
 # consumer, loads no client of the cluster.
 _MODULES = {
     "api": ("Jobs",),
-    "consumer": ("Consumer", "DataRetriever", "DataType", "JobContext", "Retrieved"),
+    "consumer": (
+        "Consumer",
+        "DataRetriever",
+        "DataType",
+        "JobContext",
+        "Retrieved",
+        "iter_batches",
+        "read_net_changes",
+    ),
     "job": ("ErrorCode", "Job", "JobId", "JobState", "JobStatus"),
     "runner.custom_triggers": ("TriggerContext",),
     "spec": ("ConsumerInfo", "JobSpec", "UpdateOptions"),

@@ -81,6 +81,11 @@ class Settings(Frozen):
     metrics_addr: str | None = Field(None, pattern=r"^\S+:[0-9]{1,5}$")
     """Address for a service's metrics; port 0 takes a free port. With `penstock up` the API serves all."""
 
+    @classmethod
+    def load(cls, path: Path) -> "Settings":
+        """Read a settings file; raise Invalid with the key, the value and what is allowed."""
+        return load(path)
+
     @field_validator("changefeeds")
     @classmethod
     def _feeds_have_plain_names(cls, feeds: dict[str, ChangefeedSettings]) -> dict[str, ChangefeedSettings]:

@@ -1,0 +1,24 @@
+from penstock.changes import collect_changes
+from penstock.consumers.search_index.search import search
+from penstock.jobs import Consumer, DataRetriever, JobId, Jobs, JobSpec
+from penstock.kv import AsyncClient, Client
+from penstock.settings import Settings
+from penstock.spark.session import build_session
+from penstock.tables import Catalog
+
+__all__ = [
+    "AsyncClient",
+    "Catalog",
+    "Client",
+    "Consumer",
+    "DataRetriever",
+    "JobId",
+    "JobSpec",
+    "Jobs",
+    "Settings",
+    "build_session",
+    "collect_changes",
+    "search",
+]
+
+__version__: str
