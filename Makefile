@@ -3,13 +3,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/.installed
+VERSIONS := 3.11 3.12 3.13
 # Tests wait for half of their time: one more of them than there are cores.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
 # Every process would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check soak lint types collect setup java chromium proto format docs bench clean
+.PHONY: demo test check soak lint types collect setup java chromium proto format docs bench versions clean
 
 demo: setup
 	@$(BIN)/penstock demo
@@ -39,7 +40,7 @@ chromium:
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing Penstock into $(VENV)"
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "Python 3.11, 3.12 or 3.13 is needed; this is %d.%d" % sys.version_info[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -78,5 +79,8 @@ docs: setup
 bench: setup
 	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
+versions: # unit tests and scenarios, on each Python that is installed
+	@./tools/try-versions $(VERSIONS)
+
 clean:
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

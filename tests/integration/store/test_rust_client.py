@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from tikv_client import RawClient, TransactionClient, asynchronous
 
 from penstock import eventloop
 from penstock.testing.store import Admin
 from support.warmstore import WarmStore
+
+tikv_client = pytest.importorskip("tikv_client", reason="it has no wheel for this version of Python")
+RawClient, TransactionClient = tikv_client.RawClient, tikv_client.TransactionClient
+asynchronous = tikv_client.asynchronous
 
 
 @pytest.fixture(scope="module")
