@@ -23,11 +23,29 @@ class Identity:
     key_path: Path
 
 
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
 def issue(folder: Path, name: str, issuer: Identity | None = None) -> Identity:
-    """Make a certificate for 127.0.0.1, signed by `issuer`; without one, an authority."""
+    """Make a certificate for 127.0.0.1, signed by `issuer`; without one, an authority.
+
+    It has what RFC 5280 demands: Python verifies that from 3.13 on.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     begin = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    signer = (issuer.key if issuer else key).public_key()
     loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     certificate = (
         x509.CertificateBuilder()
@@ -38,6 +56,9 @@ def issue(folder: Path, name: str, issuer: Identity | None = None) -> Identity:
         .not_valid_before(begin)
         .not_valid_after(begin + datetime.timedelta(days=36500))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(_usage(authority=issuer is None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
         .add_extension(x509.SubjectAlternativeName([loopback]), critical=False)
         .sign(issuer.key if issuer else key, hashes.SHA256())
     )
