@@ -121,7 +121,7 @@ class EventStoreFollower:
         )
 
     def _find_owners(self) -> Future[object]:
-        """Ask all captures again who owns which table; return when that is done.
+        """Begin to ask all captures who owns which table; return a future that is done when all answered.
 
         Reads that fail together share a search: a call joins the one that has not begun yet. A search that
         runs already may have begun before the failure, so it does not count. Only failures search. A table
@@ -136,7 +136,7 @@ class EventStoreFollower:
     def _read_again(
         self, schema: SchemaVersion, physical_ids: Collection[int], work: Callable[[Partitions], T]
     ) -> T:
-        """Do the work with the owners that were found; say so when it fails because nobody has the table."""
+        """Do the work with the owners that were found; explain a failure of a table that is not captured."""
         try:
             return work(self._partitions(physical_ids))
         except Unavailable as error:
@@ -247,7 +247,7 @@ class SliceFollower(EventStoreFollower):
     async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """Return how far physical tables can be read. Asks each capture once.
 
-        A dropped table that nobody has anything of counts as read to its end. Raises Invalid when a capture
+        A dropped table that has no rows anywhere counts as read to its end. Raises Invalid when a capture
         refuses the token.
         """
         return await self._search(self._progress.read_progress, table_ids)
@@ -263,7 +263,7 @@ class SliceFollower(EventStoreFollower):
     ) -> Slice | None:
         """Return the changes after `start`, within the limit and up to `upto_ts`; None when there are none.
 
-        Raises StaleRead when the history is gone, Unavailable also when nobody captures the table.
+        Raises StaleRead when the history is gone, Unavailable also when the table is not captured.
         """
         wanted = SliceRange(dispatcher, start, upto_ts, limit, snapshot=is_snapshot(start, begin))
         if upto_ts < wanted.schema_ts:

@@ -21,7 +21,7 @@ MISSED_S = 30.0
 
 @dataclass(slots=True)
 class _UncapturedTable:
-    """What the objects of a table that no capture has said last; `progress` is None when there are none."""
+    """The progress of a table without a capture, by its objects; None when it has no objects."""
 
     progress: ReadableRange | None
     read_at: float
@@ -55,7 +55,7 @@ class ProgressReader:
     def read_progress(self, physical_ids: Collection[int]) -> dict[int, ReadableRange]:
         """Return how far physical tables can be read; those of which nothing is known yet are left out.
 
-        A dropped table that nobody has anything of counts as read up to its `gone_ts`. Raises Invalid when a
+        A dropped table that has no rows anywhere counts as read up to its `gone_ts`. Raises Invalid when a
         capture refuses the token, Unavailable when it is not known which captures there are.
         """
         captured = self._captures.progress()

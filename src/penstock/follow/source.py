@@ -123,8 +123,8 @@ class ScanSource(Protocol):
         """Fix the range (from_ts, to_ts], or as much of it as the limit allows: at least one commit.
 
         With `from_ts` 0 it is the snapshot at `to_ts`, which has no limit. Blocks. Raises StaleRead when the
-        history after `from_ts` is gone, Unavailable when the range is not complete yet or nobody has the
-        table.
+        history after `from_ts` is gone, Unavailable when the range is not complete yet or the
+        table is not captured.
         """
 
     def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:

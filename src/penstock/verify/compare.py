@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.columnar.row_hash import Digest, Hashes, digest, hashes_of
+from penstock.columnar.row_hash import Digest, Hashes, hash_text, hashes_of
 from penstock.columnar.sorted_spill import HashedSpill
 from penstock.errors import Invalid
 
@@ -124,7 +124,7 @@ class Tally:
     def samples(self) -> dict[str, list[str]]:
         """Return digests of the first keys that differ, by the kind of difference."""
         return {
-            kind: [digest(int(key)) for key in self.keys[numbers > 0][:SAMPLE_MAX]]
+            kind: [hash_text(int(key)) for key in self.keys[numbers > 0][:SAMPLE_MAX]]
             for kind, numbers in self._differences.items()
         }
 

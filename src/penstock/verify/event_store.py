@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock
-from penstock.columnar.row_hash import Digest, Hashes, differing, digests_by_range, row_hashes, total
+from penstock.columnar.row_hash import Digest, Hashes, compare_hashes, digests_by_range, row_hashes, total
 from penstock.errors import Corrupt
 from penstock.eventstore.capture.safe_point import hold_history
 from penstock.eventstore.read.find import find_table
@@ -69,7 +69,7 @@ class TableVerifyReport:
     rows: int
     store_rows: int
     ranges_differing: int = 0
-    differing: int = 0
+    compare_hashes: int = 0
     mismatches: tuple[Mismatch, ...] = field(default=(), repr=False)
 
     @property
@@ -125,7 +125,7 @@ class KeyComparison:
         view = TableView(scan.table.name, (self.partition,))
         rows = read_snapshot(view, scan.ts, columns=scan.columns, handle_from=first, handle_to=last)
         stored = _hash_rows(batch.cast(scan.schema) for batch in rows)
-        found = differing(*_hash_rows(self.range.read()), *stored)
+        found = compare_hashes(*_hash_rows(self.range.read()), *stored)
         kinds = (
             (Difference.MISSING, found.only_first),
             (Difference.EXTRA, found.only_second),

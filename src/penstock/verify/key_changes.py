@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.columnar.row_hash import Digest, Hashes, digest, hashes_of
+from penstock.columnar.row_hash import Digest, Hashes, hash_text, hashes_of
 from penstock.columnar.sorted_spill import HashedSpill
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import Projection
@@ -112,7 +112,7 @@ def compare_changes(changes: HashedChanges, wanted: Pairs, left_out: Hashes, bas
         seen=len(final.seen),
         moving=moving,
         counts=Counts(duplicates=len(final.repeated)),
-        samples={"duplicates": [digest(int(key)) for key in final.repeated[:SAMPLE_MAX]]},
+        samples={"duplicates": [hash_text(int(key)) for key in final.repeated[:SAMPLE_MAX]]},
     )
     if Digest.of(wanted[1]) == Digest.of(final.rows[1]):
         return result
