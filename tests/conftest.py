@@ -38,7 +38,7 @@ LONGEST = (
     "integration/changefeeds/endtoend/test_killed_at_any_moment.py",
     "integration/jobs/test_killed_runners.py",
     "acceptance/test_first_minutes.py",
-    "acceptance/up/test_up_command.py",
+    "acceptance/cli/up/test_up_command.py",
     "integration/spark/test_streaming.py",
     "acceptance/jobs/test_jobs_end_to_end.py",
     "acceptance/docs/test_pages_run.py",

@@ -120,7 +120,7 @@ ALERTS = (
         summary="Changefeed {{ $labels.changefeed }} is {{ $value | humanizeDuration }} behind",
         meaning="Consumers of its files do not see newer changes.",
         remedy="`penstock changefeed query NAME` shows its error. Without an error, a capture is behind,"
-        " the storage is slow (`penstock_sink_flush_duration_seconds`), or there are too few executors"
+        " the remote is slow (`penstock_sink_flush_duration_seconds`), or there are too few executors"
         " (`penstock_sink_encode_duration_seconds`).",
     ),
     Alert(
@@ -130,7 +130,7 @@ ALERTS = (
         severity=Severity.WARNING,
         summary="Changefeed {{ $labels.changefeed }} fails at {{ $labels.stage }}",
         meaning="It restarts from its checkpoint each time, and fails for good after several attempts.",
-        remedy="`penstock changefeed query NAME` shows the error; most often the storage refuses writes.",
+        remedy="`penstock changefeed query NAME` shows the error; most often the remote refuses writes.",
     ),
     Alert(
         name="PenstockSpoolFull",
@@ -139,8 +139,8 @@ ALERTS = (
         lasting="10m",
         severity=Severity.WARNING,
         summary="The spool of changefeed {{ $labels.changefeed }} is full",
-        meaning="Changes are encoded faster than the storage takes them; reading stops until there is room.",
-        remedy="Check the storage, and how long files take: `penstock_sink_flush_duration_seconds`. A higher"
+        meaning="Changes are encoded faster than the remote takes them; reading stops until there is room.",
+        remedy="Check the remote, and how long files take: `penstock_sink_flush_duration_seconds`. A higher"
         " `worker-count` lets more requests overlap.",
     ),
     Alert(
@@ -149,8 +149,8 @@ ALERTS = (
         lasting="5m",
         severity=Severity.WARNING,
         summary="Changefeed {{ $labels.changefeed }} holds changes for {{ $value | humanizeDuration }}",
-        meaning="Encoded changes do not reach the storage; once the spool is full, reading stops.",
-        remedy="Check the storage, then `penstock_sink_flush_count_total` with reason `error`.",
+        meaning="Encoded changes do not reach the remote; once the spool is full, reading stops.",
+        remedy="Check the remote, then `penstock_sink_flush_count_total` with reason `error`.",
     ),
     Alert(
         name="PenstockChangefeedLeftRowsOut",
@@ -158,7 +158,7 @@ ALERTS = (
         lasting="0s",
         severity=Severity.WARNING,
         summary="Changefeed {{ $labels.changefeed }} left rows out",
-        meaning="The storage has a newer version of the table than the changefeed: another process writes to"
+        meaning="The remote has a newer version of the table than the changefeed: another process writes to"
         " the same place, or the changefeed was reset.",
         remedy="Give each changefeed its own address. Compare it with its source: `penstock verify"
         " changefeed:NAME`.",

@@ -92,7 +92,7 @@ OVERVIEW = (
     ),
     Panel(
         title="Spool of changefeeds",
-        description="Encoded bytes that are not in the storage yet, and the mark above which reading stops.",
+        description="Encoded bytes that are not on the remote yet, and the mark above which reading stops.",
         queries=(
             Query("sum by (changefeed) (penstock_sink_spool_bytes)", "{{changefeed}}"),
             Query('max by (changefeed) (penstock_sink_spool_mark_bytes{mark="high"})', "{{changefeed}} high"),

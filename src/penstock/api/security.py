@@ -22,7 +22,7 @@ from penstock.api.errors import ProblemError, answer_refusal
 from penstock.clock import Clock
 from penstock.settings import AccountSettings, ApiSettings
 from penstock.settings.network import is_loopback, split_address
-from penstock.tables.accounts import SYSTEM
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 __all__ = [
     "Admin",
@@ -59,7 +59,7 @@ class Caller:
         return None if self.admin else self.name
 
 
-_ANYONE = Caller(SYSTEM.name, admin=True)
+_ANYONE = Caller(SYSTEM_ACCOUNT.name, admin=True)
 
 
 class TokenAccounts:

@@ -17,7 +17,7 @@ from penstock.control.display import format_ms
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.holds import ClusterHold
 from penstock.settings import ChangefeedSettings, parse_changefeed
-from penstock.tables.accounts import SYSTEM as SYSTEM_ACCOUNT
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 _log = logging.getLogger(__name__)
 

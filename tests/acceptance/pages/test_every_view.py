@@ -95,4 +95,4 @@ def test_a_spool_is_shown_against_its_marks(world: PageWorld, open_page) -> None
         expect(bar.locator(".mark")).to_have_count(2)
         left = [mark.get_attribute("x1") for mark in bar.locator(".mark").all()]
         assert left == ["60.0%", "80.0%"]
-        expect(page.locator("main")).to_contain_text("above the high mark: reading waits")
+        expect(page.locator("main")).to_contain_text("above the high mark: reading is stopped")

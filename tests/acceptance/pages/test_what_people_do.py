@@ -21,7 +21,7 @@ def test_a_changefeed_is_paused_and_goes_on(world: PageWorld, open_page) -> None
         expect(page.get_by_role("status")).to_contain_text("Changefeed lake is paused.")
         expect(row).to_contain_text("stopped")
         row.get_by_role("button", name="Resume lake").click()
-        expect(page.get_by_role("status")).to_contain_text("Changefeed lake goes on.")
+        expect(page.get_by_role("status")).to_contain_text("Changefeed lake is resumed.")
         expect(row).to_contain_text("normal")
     assert deeds(world) == ["POST /api/v1/changefeeds/lake/pause", "POST /api/v1/changefeeds/lake/resume"]
 
@@ -53,7 +53,7 @@ def test_a_deed_that_is_refused_says_why(world: PageWorld, open_page) -> None:
         expect(page.get_by_role("status")).to_have_text("Changefeed lake is being removed.")
         page.route("**/pause", lambda route: route.fulfill(status=503, body="{}"))
         page.get_by_role("button", name="Pause lake").click()
-        expect(page.get_by_role("status")).to_contain_text("That was not done")
+        expect(page.get_by_role("status")).to_contain_text("The request failed: the API is not available")
         expect(page.get_by_role("button", name="Pause lake")).to_be_enabled()
 
 
@@ -87,12 +87,12 @@ def test_a_range_that_is_none_is_not_asked_for(world: PageWorld, open_page) -> N
     with open_page(f"{world.url}/#/tables/shop.orders", expected="410") as page:
         page.get_by_label("After").fill("yesterday")
         page.keyboard.press("Enter")
-        expect(page.locator("#from-error")).to_have_text("This is no timestamp and no time.")
+        expect(page.locator("#from-error")).to_have_text("This is neither a timestamp nor a time.")
         expect(page.get_by_label("After")).to_be_focused()
         page.get_by_label("After").fill("2026-11-16 09:30")
         page.get_by_label("Up to").fill("2026-11-16 09:20")
         page.keyboard.press("Enter")
-        expect(page.locator("#to-error")).to_have_text("This is before the beginning.")
+        expect(page.locator("#to-error")).to_have_text("This is before the start.")
         assert not [each for each in world.asked if "changes" in each]
         page.get_by_label("After").fill("2026-11-15")
         page.keyboard.press("Enter")
@@ -104,7 +104,7 @@ def test_a_range_that_is_none_is_not_asked_for(world: PageWorld, open_page) -> N
 def test_an_index_is_asked_with_words_and_with_numbers(world: PageWorld, open_page) -> None:
     with open_page(f"{world.url}/#/search", expected="400") as page:
         page.get_by_role("button", name="Search").click()
-        expect(page.locator("#q-error")).to_have_text("Write what to look for.")
+        expect(page.locator("#q-error")).to_have_text("Enter words to search for.")
         page.get_by_label("Words").fill("kettle")
         page.keyboard.press("Enter")
         expect(page.locator(".hit")).to_have_count(3)
@@ -129,7 +129,7 @@ def test_tables_are_found_by_a_part_of_their_name(world: PageWorld, open_page) -
         page.get_by_label("Filter by name").fill("ORD")
         expect(page.locator("tbody tr")).to_have_count(1)
         page.get_by_label("Filter by name").fill("nothing")
-        expect(page.get_by_text("None has that in its name.")).to_be_visible()
+        expect(page.get_by_text("No name contains this text.")).to_be_visible()
 
 
 def test_what_looks_like_markup_is_shown_as_text(world: PageWorld, open_page) -> None:

@@ -71,7 +71,7 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
             "changefeed_warning", "files", "busy", "by itself",
         ),
         (facts(feeds=(feed(lag_s=16, run_by=""),)), "changefeed_not_run", "files", "no process", "feed run"),
-        (facts(feeds=(feed(lag_s=61),)), "changefeed_behind", "files", "61 s behind", "faster storage"),
+        (facts(feeds=(feed(lag_s=61),)), "changefeed_behind", "files", "61 s behind", "faster remote"),
         (
             facts(jobs=(job(lag_s=500, of=table(changed_s=9), attended=False),)),
             "no_runner", "jobs", "1 job waits", "penstock job run",

@@ -1,1 +1,1 @@
-"""`penstock demo`: a whole deployment under a shop's workload, watched, and every target checked."""
+"""`penstock demo`: a whole deployment under the workload of a shop, with every target verified."""

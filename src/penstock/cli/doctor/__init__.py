@@ -1,1 +1,1 @@
-"""`penstock doctor`: what keeps a deployment from working here, and how to mend each."""
+"""`penstock doctor`: finds what keeps a deployment from working here, and says how to fix it."""

@@ -1,1 +1,1 @@
-"""`penstock up`: a whole deployment on one machine, each part a process that is looked after."""
+"""`penstock up`: a whole deployment on one machine, each part a supervised process."""

@@ -193,7 +193,7 @@ def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator
                 part=name,
                 what=ProblemKind.CHANGEFEED_BEHIND,
                 message=f"changefeed {name} is {lag_s:.0f} s behind: {holder.detail}",
-                remedy="wait until it has caught up; if it does not, give it more workers or faster storage",
+                remedy="wait until it has caught up; if it does not, give it more workers or a faster remote",
             )
 
 

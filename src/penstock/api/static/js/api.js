@@ -1,4 +1,4 @@
-// The HTTP API. Failures are of three kinds, by what the page does next: sign in, wait, or say what is wrong.
+// The HTTP API. There are three kinds of errors, by what the page does next: sign in, wait, or show the error.
 
 import { parseExact } from "./exactjson.js";
 
@@ -6,10 +6,10 @@ const ROOT = "/api/v1";
 const PATIENCE_MS = 15_000;
 const WAITED_FOR = new Set([429, 502, 503, 504]);
 
-/** A person has to sign in, or with another token. */
+/** The user must sign in, or use another token. */
 export class SignInNeeded extends Error {}
 
-/** Nobody answers, or not now: the same can be asked again later. */
+/** The API does not answer now: the same request can be repeated later. */
 export class Away extends Error {
   constructor(message, { answered = false, retryMs = 0 } = {}) {
     super(message);
@@ -18,7 +18,7 @@ export class Away extends Error {
   }
 }
 
-/** It was understood and refused; the message says why. */
+/** The API refused the request; the message says why. */
 export class Refused extends Error {
   constructor(message, status) {
     super(message);
@@ -32,12 +32,12 @@ export class Api {
     this.fetching = fetching;
   }
 
-  /** Read; `query` leaves out what is null or empty. */
+  /** Send a GET; values of `query` that are null or empty are left out. */
   get(path, query = {}, options = {}) {
     return this.ask("GET", path, query, options);
   }
 
-  /** Do something. It may take as long as `patienceMs`. */
+  /** Send a POST. It may take up to `patienceMs`. */
   post(path, options = {}) {
     return this.ask("POST", path, {}, options);
   }
@@ -60,8 +60,8 @@ export class Api {
       answer = await this.fetching(address(path, query), request);
       text = await answer.text();
     } catch (error) {
-      if (signal?.aborted) throw error; // nobody waits for it any more
-      throw new Away(enough.aborted ? "it takes too long to answer" : "it cannot be reached");
+      if (signal?.aborted) throw error; // the caller has cancelled it
+      throw new Away(enough.aborted ? "it took too long to answer" : "it cannot be reached");
     }
     return understood(answer, text);
   }
@@ -76,12 +76,12 @@ export class Api {
   }
 }
 
-/** A path of names: each may hold any character. */
+/** A path of names, which may contain any character. */
 export function pathOf(...names) {
   return names.map((name) => `/${encodeURIComponent(name)}`).join("");
 }
 
-/** The path of a job, by its name `database.table/job`. */
+/** The API path of a job named `database.table/job`. */
 export function jobPath(job) {
   const cut = job.indexOf("/");
   return `/jobs${pathOf(job.slice(0, cut), job.slice(cut + 1))}`;
@@ -101,23 +101,23 @@ function understood(answer, text) {
     try {
       return parseExact(text);
     } catch {
-      throw new Away("it answers with something else than JSON", { answered: true });
+      throw new Away("its answer is not JSON", { answered: true });
     }
   }
-  const said = detailOf(text) || `it answers with status ${answer.status}`;
-  if (answer.status === 401) throw new SignInNeeded(said);
+  const message = detailOf(text) || `it answered with status ${answer.status}`;
+  if (answer.status === 401) throw new SignInNeeded(message);
   if (WAITED_FOR.has(answer.status)) {
     const retryS = Number(answer.headers.get("Retry-After"));
-    throw new Away(said, { answered: true, retryMs: Number.isFinite(retryS) ? retryS * 1000 : 0 });
+    throw new Away(message, { answered: true, retryMs: Number.isFinite(retryS) ? retryS * 1000 : 0 });
   }
-  throw new Refused(said, answer.status);
+  throw new Refused(message, answer.status);
 }
 
 function detailOf(text) {
   try {
     const problem = JSON.parse(text);
-    const said = problem.detail ?? problem.title;
-    return typeof said === "string" ? said : "";
+    const detail = problem.detail ?? problem.title;
+    return typeof detail === "string" ? detail : "";
   } catch {
     return "";
   }

@@ -1,15 +1,15 @@
-// Elements, and how a view that is drawn anew takes the place of what was there. Data becomes text and
-// attribute values only: nothing here, or anywhere in these pages, parses markup.
+// Creates elements, and patches the page to a new drawing of a view. Data becomes text and attribute values
+// only: nothing in these pages parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const OPEN = "open"; // of a list that is there, a person says whether it is
+const OPEN = "open"; // the user decides whether an existing list is open
 
-/** An HTML element. Attributes that are null, undefined or false are left out; true is an empty one. */
+/** Create an HTML element. Attributes that are null, undefined or false are left out; true is an empty one. */
 export function el(tag, attributes, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** An SVG element. */
+/** Create an SVG element. */
 export function svg(tag, attributes, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -33,14 +33,14 @@ function append(element, children) {
 }
 
 /**
- * Make the children of `parent` what `wanted` is, and keep every element that is there already: focus, an open
- * list, a half-typed word and the place scrolled to survive. Elements with the same `data-key` are the same one.
+ * Patch the children of `parent` to equal `wanted`, and keep existing elements, so that focus, open lists, typed
+ * text and scroll positions survive. Elements with the same `data-key` are the same element.
  */
 export function patch(parent, wanted) {
   const active = document.activeElement;
   arrange(
     parent,
-    wanted.flat(Infinity).filter((each) => each instanceof Node),
+    wanted.flat(Infinity).filter((node) => node instanceof Node),
   );
   // An element that was moved has lost focus.
   if (active !== document.activeElement && active?.isConnected) active.focus({ preventScroll: true });
@@ -49,12 +49,12 @@ export function patch(parent, wanted) {
 function arrange(parent, wanted) {
   const kept = keyed(parent.childNodes);
   const keys = keyed(wanted);
-  // What goes, goes first, so that as few as can be are moved.
+  // Remove first, so that as few elements as possible are moved.
   for (const [key, element] of kept) if (!keys.has(key)) element.remove();
   let place = parent.firstChild;
   for (const node of wanted) {
     const found = kept.get(keyOf(node)) ?? (same(place, node) ? place : null);
-    kept.delete(keyOf(node)); // were a key there twice, each would still have an element of its own
+    kept.delete(keyOf(node)); // if a key occurs twice, each occurrence gets its own element
     if (found === null) {
       parent.insertBefore(node, place);
     } else {

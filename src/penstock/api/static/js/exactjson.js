@@ -1,5 +1,5 @@
-// JSON whose integers stay what they are. Timestamps and bigint cells pass 2^53, where JavaScript's numbers
-// begin to skip; such integers arrive as strings of their digits.
+// Parses JSON without rounding integers. Timestamps and bigint cells exceed 2^53, where JavaScript's numbers are
+// no longer exact; such integers become strings of their digits.
 
 const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
 const INTEGER = /^-?\d{16,}$/;

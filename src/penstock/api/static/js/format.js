@@ -1,11 +1,11 @@
-// Numbers, times and sizes as people read them. Pure.
+// Numbers, times and sizes as text. Pure.
 
 const COUNT = new Intl.NumberFormat("en");
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const PHYSICAL = 18n; // a timestamp is milliseconds << 18 | counter
 
-/** What stands where nothing is known. */
+/** The text for an unknown value. */
 export const UNKNOWN = "–";
 
 export function count(number) {
@@ -27,7 +27,7 @@ export function rate(rowsPerSecond) {
   return `${text} rows/s`;
 }
 
-/** A time that passes: 0.42 s, 12.3 s, 5 min 3 s, 2 h 5 min, 3 d 4 h. */
+/** A duration: 0.42 s, 12.3 s, 5 min 3 s, 2 h 5 min, 3 d 4 h. */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
   if (seconds < 10) return `${seconds.toFixed(seconds < 1 ? 2 : 1)} s`;
@@ -38,7 +38,7 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-/** The same where there is little room: its largest unit. */
+/** A duration in its largest unit, for narrow places. */
 export function shortly(seconds) {
   return duration(seconds).split(" ").slice(0, 2).join(" ");
 }
@@ -54,28 +54,28 @@ export function bytes(number) {
   return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
-/** A moment in milliseconds: 2026-11-16 09:40:00.123. */
+/** A time in milliseconds since the epoch: 2026-11-16 09:40:00.123. */
 export function moment(ms) {
   return new Date(ms).toISOString().replace("T", " ").slice(0, 23);
 }
 
-/** Of a moment, the time of the day: 09:40:00. */
+/** The time of day of a time in milliseconds: 09:40:00. */
 export function clock(ms) {
   return moment(ms).slice(11, 19);
 }
 
-/** A moment as the API writes it, or what stands for none. */
+/** A time of the API as text; the text for unknown when there is none. */
 export function stated(text) {
   const ms = text ? Date.parse(text) : NaN;
   return Number.isNaN(ms) ? UNKNOWN : moment(ms);
 }
 
-/** The same, where milliseconds say nothing. */
+/** The same without milliseconds. */
 export function statedSecond(text) {
   return stated(text).slice(0, 19);
 }
 
-/** When a timestamp of the database was, in milliseconds; null for none. */
+/** The wall time of a database timestamp in milliseconds; null for none. */
 export function msOf(ts) {
   return isTs(ts) ? Number(BigInt(ts) >> PHYSICAL) : null;
 }
@@ -91,7 +91,7 @@ export function timeOf(ts) {
 }
 
 /**
- * A timestamp that a person wrote: its digits, or a time in UTC such as 2026-11-16 09:40, or 09:40:00.5 of the
+ * Parse a timestamp that a user entered: its digits, or a time in UTC such as 2026-11-16 09:40, or 09:40:00.5 of the
  * day of `nearMs`. Null when it is neither.
  */
 export function parsedTs(text, nearMs) {

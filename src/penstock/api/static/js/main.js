@@ -1,4 +1,4 @@
-// Puts everything together.
+// The entry point: wires the API, the router, the shell and the views.
 
 import { Api } from "./api.js";
 import { Router, routeTo } from "./router.js";
@@ -20,7 +20,7 @@ const content = document.getElementById("content");
 const session = new Session(window.sessionStorage);
 const api = new Api(session);
 const shell = new Shell(document);
-const memories = new Map(); // what views remember, for as long as the page is open
+const memories = new Map(); // the state of views, while the page is open
 let screen = null;
 let opened = 0;
 
@@ -45,12 +45,12 @@ function open(view, route) {
   screen = new Screen(view, route, { api, shell, content, memory, go: (...to) => router.go(...to), signIn });
   shell.at(route.view, view.title(route));
   screen.start();
-  if (opened > 0) document.getElementById("title")?.focus(); // a reader hears where it is now
+  if (opened > 0) document.getElementById("title")?.focus(); // a screen reader reads the new title
   window.scrollTo(0, 0);
   opened += 1;
 }
 
-/** Ask for a token, then go on where the person was. */
+/** Ask for a token, then continue where the user was. */
 function signIn(error) {
   const refused = session.token !== null ? error?.message : null;
   session.end();
@@ -69,17 +69,17 @@ function signIn(error) {
 function signOut() {
   session.end();
   router.go(routeTo("overview"), { quietly: true });
-  window.location.reload(); // the next person is somebody else: nothing of what was shown is left
+  window.location.reload(); // the next user may be another one: drop everything that was shown
 }
 
-/** Show the account in whose name everything is asked; without accounts there is none to show. */
+/** Show the account of the caller; without accounts there is none to show. */
 async function knowWho() {
   if (session.token === null) return;
   try {
     const me = await api.get("/me");
     shell.signedIn(me.admin ? `${me.account} (admin)` : me.account, signOut);
   } catch {
-    // The view asks the same API and says what is wrong; who it is can be shown without a name.
+    // The view uses the same API and shows the error; the shell shows no name.
     shell.signedIn("Signed in", signOut);
   }
 }

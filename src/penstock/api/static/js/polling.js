@@ -1,11 +1,11 @@
-// Asks again and again, less often while nobody answers, and not at all while nobody looks.
+// Polls the API: less often while it does not answer, and not at all while the page is hidden.
 
 import { Away, SignInNeeded } from "./api.js";
 
 const SLOWEST_MS = 30_000;
-const SPREAD = 0.2; // many pages that lost one API do not come back at the same moment
+const SPREAD = 0.2; // so that many pages do not return to one API at the same moment
 
-/** How long to wait after failures in a row. */
+/** The wait after a number of failures in a row. */
 export function backoffMs(everyMs, failures, chance) {
   const wait = Math.min(SLOWEST_MS, everyMs * 2 ** failures);
   return wait * (1 + SPREAD * chance);
@@ -13,8 +13,8 @@ export function backoffMs(everyMs, failures, chance) {
 
 export class Poller {
   /**
-   * `ask(signal)` fetches, `on.heard(data)` gets what came. `on.away(error, nextMs)` hears of every failure
-   * that may pass, `on.refused(error)` of the others; `on.signIn(error)` is the end of polling.
+   * `ask(signal)` fetches, `on.heard(data)` gets the data. `on.away(error, nextMs)` gets every temporary error,
+   * `on.refused(error)` the others; `on.signIn(error)` ends the polling.
    */
   constructor(ask, everyMs, on, page = document) {
     Object.assign(this, { ask, everyMs, on, page, failures: 0, timer: null, asking: null, stopped: false });
@@ -32,7 +32,7 @@ export class Poller {
     this.rest();
   }
 
-  /** Ask at once, instead of what is under way. */
+  /** Ask at once; cancel a request that is running. */
   async now() {
     this.rest();
     if (this.stopped) return;

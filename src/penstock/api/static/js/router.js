@@ -1,6 +1,6 @@
-// Which view the address names: #/tables/shop.orders?from=1. Names in it are percent-encoded.
+// Routes: the address names a view, as in #/tables/shop.orders?from=1. Names in it are percent-encoded.
 
-/** Read a route; one that names nothing is the overview. */
+/** Parse a route; an empty one is the overview. */
 export function parseRoute(hash) {
   const [path, search = ""] = hash.replace(/^#/, "").split("?", 2);
   const names = path.split("/").filter(Boolean).map(decoded);
@@ -17,7 +17,7 @@ export function routeTo(view, names = [], query = {}) {
   return `#/${[view, ...names].map(encodeURIComponent).join("/")}${search ? `?${search}` : ""}`;
 }
 
-/** The route of a job, by its name `database.table/job`. */
+/** The route of a job named `database.table/job`. */
 export function routeToJob(job) {
   const cut = job.indexOf("/");
   return routeTo("jobs", [job.slice(0, cut), job.slice(cut + 1)]);
@@ -38,7 +38,7 @@ export class Router {
     this.show(parseRoute(this.win.location.hash));
   }
 
-  /** Go to a route; `quietly` puts it in the place of the one now, without a step to go back to. */
+  /** Go to a route; `quietly` replaces the current one in the history. */
   go(route, { quietly = false } = {}) {
     if (quietly) this.win.history.replaceState(null, "", route);
     else this.win.location.hash = route;
@@ -49,6 +49,6 @@ function decoded(text) {
   try {
     return decodeURIComponent(text);
   } catch {
-    return text; // not encoded by us; it is taken as it stands
+    return text; // not encoded by us: use it as it is
   }
 }

@@ -1,8 +1,8 @@
-// Runs one view: asks for its data, draws it, and does what a person wants of it.
+// Runs one view: loads its data, draws it, and handles its actions.
 //
-// A view is {name, title(route), everyMs, load(api, route, signal), draw(data, screen), begun(screen), actions}.
-// It draws everything anew, and what is there is patched; so it attaches no listeners. An element says what it
-// does by `data-action`, a name in `actions`, which gets the screen and the element.
+// A view is {name, title(route), everyMs, load(api, route, signal), draw(data, screen), onOpen(screen), actions}.
+// A view draws everything again and the page is patched, so it attaches no listeners. An element names its action
+// in `data-action`; the function of that name in `actions` gets the screen and the element.
 
 import { Away, Refused, SignInNeeded } from "./api.js";
 import { el, patch } from "./dom.js";
@@ -15,7 +15,7 @@ export class Screen {
     Object.assign(this, { view, route, api, shell, content, memory, go, signIn });
     this.data = null;
     this.left = false;
-    memory.busy ??= new Set(); // what was begun goes on when the view is left, and is known when one comes back
+    memory.busy ??= new Set(); // running actions continue when the view is left, and are shown when it is opened again
     this.busy = memory.busy;
     const on = {
       heard: (data) => this.heard(data),
@@ -35,7 +35,7 @@ export class Screen {
     this.poller.start();
   }
 
-  /** Show a view that asks for nothing. */
+  /** Show a view that loads no data. */
   startAlone() {
     this.poller.stop();
     this.data = {};
@@ -43,21 +43,21 @@ export class Screen {
     this.content.querySelector("input")?.focus();
   }
 
-  /** The view is left; what was begun ends by itself, and draws nothing any more. */
+  /** Leave the view; running actions end by themselves and draw nothing. */
   stop() {
     this.left = true;
     this.poller.stop();
     this.resized.disconnect();
   }
 
-  /** Pixels that a drawing may be wide. */
+  /** The width of a drawing in pixels. */
   get width() {
     const style = getComputedStyle(this.content);
     const inside = this.content.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
-    return Math.max(NARROWEST, inside); // a page that is not laid out yet has no width at all
+    return Math.max(NARROWEST, inside); // a page without layout has the width 0
   }
 
-  /** The first heading, where focus goes when the view is opened. */
+  /** The first heading, which gets the focus when the view is opened. */
   heading(...beside) {
     const title = el("h1", { id: "title", tabindex: "-1" }, this.view.title(this.route));
     return el(
@@ -73,13 +73,13 @@ export class Screen {
     this.data = data;
     this.shell.heard(this.view.everyMs);
     this.redraw();
-    if (first) this.view.begun?.(this);
+    if (first) this.view.onOpen?.(this);
   }
 
   refused(error) {
     this.data = null;
     this.shell.rest("Refused");
-    if (!(error instanceof Refused)) console.error(error); // our own mistake: it belongs in the console, too
+    if (!(error instanceof Refused)) console.error(error); // a defect of ours: log it in the console too
     patch(this.content, [
       this.heading(),
       el("p", { class: "notice error", role: "alert" }, sentence(error.message)),
@@ -96,7 +96,7 @@ export class Screen {
     return this.poller.now();
   }
 
-  /** Do something once at a time, shown as busy under `key`; say what went wrong. */
+  /** Run work under `key`, once at a time and shown as busy; show its error. */
   async during(key, work) {
     if (this.busy.has(key)) return;
     this.busy.add(key);
@@ -120,15 +120,15 @@ export class Screen {
   }
 }
 
-/** What went wrong, in a sentence. */
+/** An error as a sentence. */
 export function failure(error) {
   if (error instanceof Away)
-    return `That was not done: the API does not answer (${error.message}). Try again later.`;
+    return `The request failed: the API is not available (${error.message}). Try again later.`;
   if (!(error instanceof Refused)) console.error(error);
   return sentence(error.message);
 }
 
 function sentence(text) {
-  const said = text.charAt(0).toUpperCase() + text.slice(1);
-  return /[.!?]$/.test(said) ? said : `${said}.`;
+  const capitalized = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(capitalized) ? capitalized : `${capitalized}.`;
 }

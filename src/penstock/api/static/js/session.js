@@ -1,4 +1,4 @@
-// Who is signed in: a token that lives as long as the tab. It is no cookie, so no other page can use it.
+// The session: a token that is kept until the tab is closed. It is not a cookie, so no other page can use it.
 
 const KEY = "penstock.token";
 

@@ -1,10 +1,10 @@
-// What stands around every view: the menu, who is signed in, whether numbers are live, and what was just done.
+// The frame around every view: menu, account, state of the connection, and messages.
 
 import { el } from "./dom.js";
 import { clock, duration } from "./format.js";
 
-const SAID_MS = 8000;
-const OLD_AFTER = 3; // polls that should have come and did not: a suspended laptop, a throttled tab
+const MESSAGE_MS = 8000;
+const OLD_AFTER = 3; // missed polls, after a suspended laptop or a throttled tab
 
 export class Shell {
   constructor(page, now = () => Date.now()) {
@@ -12,35 +12,35 @@ export class Shell {
     this.now = now;
     this.find = (id) => page.getElementById(id);
     this.trouble = null;
-    this.saying = null;
+    this.messageTimer = null;
     this.connecting();
     setInterval(() => this.tick(), 1000);
     this.find("skip").addEventListener("click", (event) => {
-      event.preventDefault(); // the address names the view: it is not for places in the page
+      event.preventDefault(); // the fragment of the address is for views, not for anchors
       this.find("content").focus();
     });
   }
 
-  /** Nothing is known of the view yet. An API that was away is so until it answers. */
+  /** A new view has no data yet. An API that was away counts as away until it answers. */
   connecting() {
     Object.assign(this, { heardMs: null, everyMs: 0, resting: null });
     this.tick();
   }
 
-  /** What is shown has just been said by the API, which is asked every so often. */
+  /** The API has just answered; it is asked again after `everyMs`. */
   heard(everyMs) {
     Object.assign(this, { heardMs: this.now(), everyMs, resting: null, trouble: null });
     this.tick();
   }
 
-  /** The API does not answer, and is asked again later. */
+  /** The API does not answer; it is asked again later. */
   away(error, nextMs) {
     const sinceMs = this.trouble?.sinceMs ?? this.now();
     this.trouble = { error, sinceMs, nextMs: this.now() + nextMs };
     this.tick();
   }
 
-  /** There are no numbers, for a reason that the view tells. */
+  /** There is no data, for a reason that the view shows. */
   rest(text) {
     Object.assign(this, { heardMs: null, everyMs: 0, resting: text, trouble: null });
     this.tick();
@@ -50,18 +50,18 @@ export class Shell {
     const banner = this.find("away");
     const text = this.trouble === null ? "" : this.troubleTold();
     banner.hidden = text === "";
-    if (banner.textContent !== text) banner.textContent = text; // what is set is read aloud again
+    if (banner.textContent !== text) banner.textContent = text; // setting it makes a screen reader read it again
     this.show(...this.link());
   }
 
   troubleTold() {
     const { error, sinceMs } = this.trouble;
     const what = error.answered ? "The API cannot answer now" : "The API does not answer";
-    const shown = `What is shown is as of ${clock(this.heardMs ?? 0)} and may not hold any more.`;
+    const shown = `The page shows the state of ${clock(this.heardMs ?? 0)}, which may be out of date.`;
     return `${what}: ${error.message}. Away since ${clock(sinceMs)}.${this.heardMs === null ? "" : ` ${shown}`}`;
   }
 
-  /** How things are between page and API, and that in words. */
+  /** The state of the connection to the API, and its text. */
   link() {
     if (this.trouble !== null) {
       const waits = Math.ceil(Math.max(0, this.trouble.nextMs - this.now()) / 1000);
@@ -80,16 +80,16 @@ export class Shell {
     if (shown.textContent !== text) shown.textContent = text;
   }
 
-  /** Mark where a person is. */
+  /** Mark the current view in the menu. */
   at(view, title) {
     this.page.title = `${title} · Penstock`;
-    for (const each of this.find("menu").querySelectorAll("a")) {
-      if (each.dataset.view === view) each.setAttribute("aria-current", "page");
-      else each.removeAttribute("aria-current");
+    for (const link of this.find("menu").querySelectorAll("a")) {
+      if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
     }
   }
 
-  /** Show who is signed in; null: nobody has to. */
+  /** Show the account that is signed in; null when no sign-in is needed. */
   signedIn(account, signOut) {
     this.find("account").hidden = account === null;
     this.find("account").textContent = account ?? "";
@@ -97,10 +97,10 @@ export class Shell {
     this.find("sign-out").onclick = signOut;
   }
 
-  /** Tell what was done, for a while. */
+  /** Show a message for a while. */
   say(text) {
-    this.find("said").replaceChildren(el("p", {}, text));
-    clearTimeout(this.saying);
-    this.saying = setTimeout(() => this.find("said").replaceChildren(), SAID_MS);
+    this.find("messages").replaceChildren(el("p", {}, text));
+    clearTimeout(this.messageTimer);
+    this.messageTimer = setTimeout(() => this.find("messages").replaceChildren(), MESSAGE_MS);
   }
 }

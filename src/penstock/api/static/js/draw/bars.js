@@ -4,7 +4,7 @@ import { svg } from "../dom.js";
 
 const HEIGHT = 10;
 
-/** A share of one, as a bar as wide as its place. */
+/** A bar that fills a share of its width. */
 export function bar(share, tone = "good") {
   const width = `${(clamp(share) * 100).toFixed(1)}%`;
   return svg(
@@ -15,7 +15,7 @@ export function bar(share, tone = "good") {
   );
 }
 
-/** How full a spool is, with the marks where reading stops and where it goes on. */
+/** The level of a spool, with the marks at which reading stops and continues. */
 export function spoolBar({ level, high, low }, label) {
   const at = (share) => `${(clamp(share) * 100).toFixed(1)}%`;
   const tone = level > high ? "bad" : level > low ? "warn" : "good";

@@ -1,9 +1,9 @@
-// Text within its room: SVG does not cut it by itself.
+// Shortens text to a width, which SVG does not do.
 
 const SIZE = 13;
 let measure = null;
 
-/** How many pixels a text of a drawing is wide. */
+/** The width of a text in a drawing, in pixels. */
 export function widthOf(text) {
   if (measure === null) {
     measure = document.createElement("canvas").getContext("2d");
@@ -12,7 +12,7 @@ export function widthOf(text) {
   return measure.measureText(text).width;
 }
 
-/** A name within so many pixels: of a long one the end tells more than the beginning. */
+/** A name within a number of pixels. A long name keeps its end, which says more than its start. */
 export function fitted(name, room) {
   if (widthOf(name) <= room) return name;
   let end = name;

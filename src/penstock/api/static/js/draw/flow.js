@@ -14,7 +14,7 @@ const TITLES = {
   jobs: "Jobs",
 };
 
-/** The drawing of an overview, `width` pixels wide. What it shows is said in words below it, too. */
+/** The drawing of an overview, `width` pixels wide. The page has the same as text below it. */
 export function flow(overview, width) {
   const { changefeeds, jobs } = overview;
   const totals = totalsOf(overview);

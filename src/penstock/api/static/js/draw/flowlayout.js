@@ -1,15 +1,15 @@
-// Where the nodes of the flow are, for the width there is. Pure: sizes in, boxes and pipes out.
+// The layout of the flow for a width. Pure: sizes in, boxes and pipes out.
 
 const WIDE = 1060;
 const NODE = { width: 156, height: 84 };
 const PILL = { width: 214, height: 26, gap: 6, max: 5 };
 const GAP = 22;
 const BEND = 12;
-const BETWEEN = 46; // of nodes one below the other: room for a pipe and its rate
+const BETWEEN = 46; // between two nodes, for a pipe and its rate
 
 /**
- * `feeds` and `jobs` are how many targets each branch has. Returns {width, height, nodes, pipes, pills, left}:
- * boxes by name, pipes as {stage, path, labelX, labelY, anchor}, pills by branch, and how many were left off.
+ * `feeds` and `jobs` are the numbers of targets of each branch. Returns {width, height, nodes, pipes, pills, left}:
+ * boxes by name, pipes as {stage, path, labelX, labelY, anchor}, pills by branch, and the number of targets that are not drawn.
  */
 export function layout(width, feeds, jobs) {
   return width >= WIDE ? across(width, feeds, jobs) : down(width, feeds, jobs);
@@ -105,7 +105,7 @@ function down(width, feeds, jobs) {
     fall("changefeeds", nodes.store, nodes.changefeeds, half.width / 2),
     fall("jobs", nodes.store, nodes.jobs, half.width * 1.5 + GAP, "end"),
   ];
-  // Targets are in the lists below; on a narrow page a drawing of them says nothing more.
+  // A narrow page does not draw the targets: the lists below have them.
   return {
     width,
     height: y(3) + half.height,

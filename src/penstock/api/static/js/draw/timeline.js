@@ -1,4 +1,4 @@
-// A table's objects on a time line, a lane for each kind, with the moments when its schema changed.
+// The objects of a table on a time line, a lane for each kind, with the times of schema changes.
 
 import { svg } from "../dom.js";
 import { bytes, counted, moment, msOf } from "../format.js";
@@ -7,18 +7,18 @@ const TOP = 24;
 const BOTTOM = 26;
 const LABEL = 92;
 const NARROW = 520;
-const EDGE = 46; // half of the longest text of a tick
+const EDGE = 46; // half the width of the longest tick label
 const TICKS_MS = [
   1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 3e4, 6e4, 12e4, 3e5, 6e5, 12e5, 18e5, 36e5,
   72e5, 144e5, 216e5, 432e5, 864e5,
 ];
 export const KINDS = ["appendable", "direct", "merged"];
 
-/** The drawing between two times, `width` pixels wide; `schemas` and `objects` are as the API has them. */
+/** The drawing between two times, `width` pixels wide; `schemas` and `objects` are those of the API. */
 export function timeline({ schemas, objects }, fromMs, toMs, width) {
   const narrow = width < NARROW;
   const label = narrow ? 0 : LABEL;
-  const lanes = { height: narrow ? 44 : 30, head: narrow ? 16 : 0 }; // on a phone its name stands above a lane
+  const lanes = { height: narrow ? 44 : 30, head: narrow ? 16 : 0 }; // on a phone the name of a lane is above it
   const span = Math.max(1, toMs - fromMs);
   const x = (ms) => label + ((Math.min(toMs, Math.max(fromMs, ms)) - fromMs) / span) * (width - label);
   const height = TOP + KINDS.length * lanes.height + BOTTOM;
@@ -41,10 +41,10 @@ export function timeline({ schemas, objects }, fromMs, toMs, width) {
 
 function told(schemas, objects, fromMs, toMs) {
   const kinds = KINDS.map((kind) =>
-    counted(objects.filter((each) => each.kind === kind).length, `${kind} object`),
+    counted(objects.filter((object) => object.kind === kind).length, `${kind} object`),
   );
   const there = [...kinds, counted(schemas.length, "schema version")].join(", ");
-  return `From ${moment(fromMs)} to ${moment(toMs)}: ${there}. The table below has the same in numbers.`;
+  return `From ${moment(fromMs)} to ${moment(toMs)}: ${there}. The table below has the numbers.`;
 }
 
 function lane(kind, y, { height, head }, label, width) {
@@ -62,11 +62,11 @@ function lane(kind, y, { height, head }, label, width) {
 
 function ticks(fromMs, toMs, x, room, height) {
   const wanted = (toMs - fromMs) / Math.max(1, Math.floor(room / 110));
-  const step = TICKS_MS.find((each) => each >= wanted) ?? Math.ceil(wanted / 864e5) * 864e5;
+  const step = TICKS_MS.find((tick) => tick >= wanted) ?? Math.ceil(wanted / 864e5) * 864e5;
   const found = [];
   for (let ms = Math.ceil(fromMs / step) * step; ms <= toMs; ms += step) {
     const at = x(ms);
-    if (found.length > 0 && at > x(toMs) - EDGE) break; // its text would run into the one before it
+    if (found.length > 0 && at > x(toMs) - EDGE) break; // its label would overlap the one before it
     found.push(svg("line", { class: "axis", x1: at, x2: at, y1: TOP, y2: height - BOTTOM + 4 }));
     const anchor = anchorOf(at, x(fromMs), x(toMs), EDGE);
     found.push(
@@ -118,7 +118,7 @@ function change(version, number, fromMs, toMs, x, height) {
   ];
 }
 
-/** Text at an edge stays inside of it. */
+/** The anchor that keeps text at an edge inside the drawing. */
 function anchorOf(at, left, right, room) {
   if (at > right - room) return "end";
   return at < left + room ? "start" : "middle";

@@ -1,5 +1,5 @@
-// The changes of a table between two timestamps, page by page. What is shown of a range never changes: it is
-// asked for when somebody wants it, not polled.
+// The changes of a table between two timestamps, page by page. The changes of a range never change, so they are
+// loaded on demand and not polled.
 
 import { Refused, pathOf } from "../api.js";
 import { el } from "../dom.js";
@@ -39,7 +39,7 @@ export function browser(table, screen) {
       field(
         "to",
         "Up to",
-        { ...text, name: "to", value: shown(route.query.to), placeholder: "all that can be read" },
+        { ...text, name: "to", value: shown(route.query.to), placeholder: "the newest readable change" },
         { error: errors.to },
       ),
       choice(
@@ -67,7 +67,7 @@ export function browser(table, screen) {
       SPANS.map(([label, ms]) =>
         button(label, "span", { name: String(ms), kind: "chip", disabled: !table.readable_ts }),
       ),
-      button("All that is kept", "span", { name: "all", kind: "chip", disabled: !table.readable_ts }),
+      button("Entire history", "span", { name: "all", kind: "chip", disabled: !table.readable_ts }),
     ),
   );
   return [form, el("div", { "data-key": "page" }, page(memory.browse, screen))];
@@ -103,8 +103,8 @@ function page({ answer, problem, pages }, screen) {
   ];
 }
 
-/** An address with a range shows its changes at once. */
-export function begun(screen) {
+/** With a range in the address, load its changes at once. */
+export function onOpen(screen) {
   const { query } = screen.route;
   const form = screen.content.querySelector('form[data-action="browse"]');
   if ((query.from || query.to) && form && !screen.memory.browse.answer) browse(screen, form);
@@ -114,9 +114,9 @@ export function browserActions() {
   return {
     span(screen, { dataset: { name } }) {
       const { readable_ts: end, oldest_ts: oldest } = screen.data;
-      const wanted = name === "all" ? 1 : msOf(end) - Number(name); // 0 is no time: it stands for all rows
+      const wanted = name === "all" ? 1 : msOf(end) - Number(name); // 0 would mean all rows of the table
       const input = document.getElementById("from");
-      // A time stands for the first timestamp of its millisecond, where history may be gone already.
+      // A time means the first timestamp of its millisecond, at which the history may be gone already.
       input.value = wanted > (msOf(oldest) ?? 0) ? moment(wanted) : oldest;
       document.getElementById("to").value = "";
       return browse(screen, input.form);
@@ -139,12 +139,12 @@ function browse(screen, form) {
   const read = (name) => {
     const given = form.elements[name].value.trim();
     const ts = given === "" ? null : parsedTs(given, nearMs);
-    if (given !== "" && ts === null) errors[name] = "This is no timestamp and no time.";
+    if (given !== "" && ts === null) errors[name] = "This is neither a timestamp nor a time.";
     return ts;
   };
   const [from, to] = [read("from"), read("to")];
   if (Object.keys(errors).length === 0 && from && to && BigInt(from) > BigInt(to))
-    errors.to = "This is before the beginning.";
+    errors.to = "This is before the start.";
   const limit = form.elements.limit.value;
   memory.browse = { errors, limit, to_ts: to };
   if (Object.keys(errors).length > 0) {
@@ -152,7 +152,7 @@ function browse(screen, form) {
     form.elements[Object.keys(errors)[0]].focus();
     return undefined;
   }
-  // The address names what is shown: it can be sent to somebody.
+  // The address contains the range, so that it can be shared.
   screen.go(routeTo("tables", screen.route.names, { from, to }), { quietly: true });
   return turn(screen, [{ from_ts: from, skip: null }]);
 }
@@ -167,7 +167,7 @@ function turn(screen, pages) {
       const answer = await screen.api.get(`/tables${pathOf(route.names[0])}/changes`, query, {
         patienceMs: 120_000,
       });
-      // From now on the range is fixed, so that its pages belong together.
+      // Keep the resolved range, so that all pages are of the same range.
       const asked =
         memory.browse.answer && pages.length > 1 ? memory.browse.answer.asked_from : answer.from_ts;
       Object.assign(memory.browse, {

@@ -1,15 +1,15 @@
-// A long list, of which a part is shown: what somebody looks for, and no more than anybody reads.
+// Filters a long list by name, and limits the rows that are shown.
 
 import { el } from "../dom.js";
 import { count } from "../format.js";
 import { field } from "./pieces.js";
 
 const SHOWN = 200;
-const FEW = 4; // so many are seen at a glance
+const FEW = 4; // a list this short needs no filter
 
 /**
- * What to show of `things`, and above it a field to filter them by name, where there are many. A view with it
- * has `filterActions` among its actions.
+ * Return the `things` to show, and a filter field when there are many. A view that uses it needs `filterActions`
+ * among its actions.
  */
 export function filtered(things, nameOf, screen) {
   const text = screen.memory.filter ?? "";
@@ -42,7 +42,7 @@ export const filterActions = {
 };
 
 function summary(all, found, shown) {
-  if (found === 0) return "None has that in its name.";
+  if (found === 0) return "No name contains this text.";
   if (shown < found) return `${count(shown)} of ${count(found)} are shown; filter for the others.`;
   return found < all ? `${count(found)} of ${count(all)} are shown.` : "";
 }

@@ -1,4 +1,4 @@
-// Small pieces of views.
+// Small elements that several views use.
 
 import { el } from "../dom.js";
 
@@ -12,7 +12,7 @@ export function card(title, ...inside) {
   );
 }
 
-/** A button that does an action of the view; `name` is what it is done to. */
+/** A button for an action of the view; `name` is the object of the action. */
 export function button(
   label,
   action,
@@ -76,7 +76,7 @@ export function notice(...inside) {
   return el("p", { class: "notice" }, inside);
 }
 
-/** A way back to the list that something is in. */
+/** A link back to a list. */
 export function crumb(route, text) {
   return el("p", { class: "crumb" }, el("a", { href: route }, `‹ ${text}`));
 }

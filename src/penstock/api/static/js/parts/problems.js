@@ -1,4 +1,4 @@
-// What is wrong, and what mends it.
+// Problems and their remedies.
 
 import { el } from "../dom.js";
 import { prose } from "./words.js";
@@ -10,7 +10,7 @@ export function problems(found) {
       { class: "problem", "data-key": `${part} ${what}` },
       el("h3", {}, part),
       el("p", {}, prose(message)),
-      remedy && el("p", { class: "remedy" }, "To mend it: ", prose(remedy)),
+      remedy && el("p", { class: "remedy" }, "Remedy: ", prose(remedy)),
     ),
   );
   return el("ul", { class: "problems" }, made);

@@ -1,18 +1,18 @@
-// Tables of things: rows on a wide screen, cards on a narrow one. Roles are said, because CSS that makes cards
-// of rows takes from a table what it means.
+// Tables: rows on a wide screen, cards on a narrow one. Roles are explicit, because CSS that turns rows into cards
+// removes the table semantics.
 
 import { el } from "../dom.js";
 
 /**
- * `columns` are {label, cell(row), kind}; kind is a class: `name`, `right`, `deeds`. `below(row)` may give what
- * stands under a row in its whole width.
+ * `columns` are {label, cell(row), kind}; kind is a class: `name`, `right`, `actions`. `below(row)` may return an
+ * element to show under the row in full width.
  */
 export function rows(caption, columns, things, { key, below = () => null }) {
   const heads = columns.map(({ label, kind }) =>
     el(
       "th",
       { role: "columnheader", scope: "col", class: kind === "right" ? "right" : null },
-      kind === "deeds" ? el("span", { class: "unseen" }, label) : label,
+      kind === "actions" ? el("span", { class: "unseen" }, label) : label,
     ),
   );
   const body = things.flatMap((thing) => {
@@ -34,7 +34,7 @@ export function rows(caption, columns, things, { key, below = () => null }) {
   );
 }
 
-/** A table of columns that are not known beforehand, which scrolls in itself. */
+/** A table with any columns, which scrolls sideways inside its card. */
 export function grid(caption, names, cells) {
   const heads = names.map((name) => el("th", { scope: "col" }, name));
   const body = cells.map((row) =>
@@ -63,7 +63,7 @@ export function grid(caption, names, cells) {
   );
 }
 
-/** A cell of any value, as text. */
+/** Any value as the text of a cell. */
 export function cellOf(value) {
   if (value === null || value === undefined) return { shown: "null", attributes: { class: "none" } };
   const text = typeof value === "object" ? JSON.stringify(value) : String(value);

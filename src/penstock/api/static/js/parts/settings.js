@@ -1,10 +1,10 @@
-// Settings as they were given: a list of names and values, however deep.
+// Settings as a list of names and values, of any depth.
 
 import { el } from "../dom.js";
 
 export function settings(tree) {
   const found = leaves(tree, "");
-  if (found.length === 0) return el("p", { class: "muted" }, "Everything is as it is by default.");
+  if (found.length === 0) return el("p", { class: "muted" }, "All settings have their defaults.");
   const lines = found.map(([name, value]) => [el("dt", {}, name), el("dd", {}, shown(value))]);
   return el("dl", { class: "settings mono" }, lines);
 }

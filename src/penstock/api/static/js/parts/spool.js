@@ -1,4 +1,4 @@
-// A spool in words and as a bar with its marks.
+// The level of a spool, as text and as a bar with its marks.
 
 import { spoolBar } from "../draw/bars.js";
 import { el } from "../dom.js";
@@ -7,7 +7,7 @@ import { bytes } from "../format.js";
 export function spool(level, name) {
   const share = `${Math.round(level.level * 100)} %`;
   const marks = `low mark ${Math.round(level.low * 100)} %, high mark ${Math.round(level.high * 100)} %`;
-  const state = level.level > level.high ? "above the high mark: reading waits" : marks;
+  const state = level.level > level.high ? "above the high mark: reading is stopped" : marks;
   return [
     el(
       "p",

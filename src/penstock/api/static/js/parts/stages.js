@@ -1,4 +1,4 @@
-// The lag, explained by stage: how far behind each is, what it adds, and what holds it back.
+// The lag of each stage, what the stage adds to it, and what holds it back.
 
 import { bar } from "../draw/bars.js";
 import { el } from "../dom.js";
@@ -6,7 +6,7 @@ import { duration } from "../format.js";
 import { holder, isHeld } from "./words.js";
 
 const NAMES = {
-  commit: ["Commit", "Transactions that are not finished"],
+  commit: ["Commit", "Open transactions"],
   capture: ["Capture", "Until a change can be read"],
   store: ["Event store", "Until it is in an object"],
   changefeeds: ["Changefeeds", "Until it is on the remote"],

@@ -1,4 +1,4 @@
-// States, and what holds something back, in words and tones. Tones are good, warn, bad and idle.
+// States and holders as text with a tone. Tones are good, warn, bad and idle.
 
 import { el } from "../dom.js";
 import { routeTo, routeToJob } from "../router.js";
@@ -23,7 +23,7 @@ const TONES = {
   waiting: "bad",
 };
 
-/** The tone of a state; one that is not known is neither good nor bad. */
+/** The tone of a state; an unknown state is neither good nor bad. */
 export function toneOf(state) {
   return TONES[state] ?? "idle";
 }
@@ -32,12 +32,12 @@ export function badge(text, tone = toneOf(text)) {
   return el("span", { class: "badge", "data-tone": tone }, text);
 }
 
-/** Whether something holds it back. */
+/** Whether something holds the object back. */
 export function isHeld(heldBy) {
   return Boolean(heldBy) && heldBy.kind !== "none";
 }
 
-/** What holds something back, with a way there; what holds itself back is not named once more. */
+/** What holds an object back, with a link. An object that holds itself back is not named again. */
 export function holder(heldBy, self = null) {
   const named = heldBy.name !== "none" && heldBy.name !== self;
   return [
@@ -55,7 +55,7 @@ function linked({ kind, name }) {
   return route ? el("a", { href: route() }, name) : el("span", { class: "mono" }, name);
 }
 
-/** Text of ours, in which commands stand between backticks. */
+/** A text of the API, with commands between backticks as code. */
 export function prose(text) {
   return String(text)
     .split(/`([^`]+)`/)

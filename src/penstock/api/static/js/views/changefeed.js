@@ -1,4 +1,4 @@
-// One changefeed: what was asked for, and how far it is.
+// One changefeed: its progress and its settings.
 
 import { pathOf } from "../api.js";
 import { el } from "../dom.js";
@@ -16,7 +16,6 @@ export const changefeed = {
   everyMs: 2000,
   load: (api, { names }, signal) => api.get(`/changefeeds${pathOf(names[0])}`, {}, { signal }),
   draw(feed, screen) {
-    const wanted = { ...feed.settings };
     return [
       screen.heading(feedButtons(feed, screen)),
       feed.error && el("p", { class: "notice error", "data-key": "error" }, prose(feed.error)),
@@ -28,14 +27,14 @@ export const changefeed = {
           ["Checkpoint", el("span", { class: "number" }, stated(feed.checkpoint_time)), feed.checkpoint_ts],
           ["Schema changes up to", el("span", { class: "number" }, timeOf(feed.ddl_ts)), feed.ddl_ts],
           [
-            "Began at",
+            "Started at",
             timeOf(feed.start_ts),
-            feed.snapshot ? "with a snapshot of every table" : "with changes from then on",
+            feed.snapshot ? "with a snapshot of every table" : "with the changes since then",
           ],
           feed.account && ["Account", feed.account],
         ),
       ),
-      card("Settings", settings(wanted)),
+      card("Settings", settings(feed.settings)),
     ].filter(Boolean);
   },
   actions: {

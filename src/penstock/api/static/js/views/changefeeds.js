@@ -1,4 +1,4 @@
-// All changefeeds: how each does, and the two things people do with one.
+// All changefeeds, with their state, lag and actions.
 
 import { el } from "../dom.js";
 import { counted, duration, stated } from "../format.js";
@@ -14,7 +14,7 @@ export const changefeeds = {
   name: "changefeeds",
   title: () => "Changefeeds",
   everyMs: 2000,
-  /** The list is whole; the overview has for the slowest of them what holds them back, too. */
+  /** The list has every changefeed; the overview adds what holds the slowest ones back. */
   async load(api, _route, signal) {
     const [list, overview] = await Promise.all([
       api.get("/changefeeds", {}, { signal }),
@@ -28,7 +28,7 @@ export const changefeeds = {
     if (data.length === 0) {
       return [
         head,
-        notice("There is no changefeed yet. ", el("code", {}, "penstock changefeed create"), " makes one."),
+        notice("There is no changefeed yet. ", el("code", {}, "penstock changefeed create"), " creates one."),
       ];
     }
     const columns = [
@@ -46,7 +46,7 @@ export const changefeeds = {
           feed.spool &&
           spoolBar(feed.spool, `Spool of ${feed.id}: ${Math.round(feed.spool.level * 100)} % full`),
       },
-      { label: "Actions", kind: "deeds", cell: (feed) => feedButtons(feed, screen) },
+      { label: "Actions", kind: "actions", cell: (feed) => feedButtons(feed, screen) },
     ];
     const { shown, bar } = filtered(data, (feed) => feed.id, screen);
     return [
@@ -78,23 +78,23 @@ function trouble(feed) {
   return isHeld(feed.held_by) ? el("p", { class: "muted" }, holder(feed.held_by, feed.id)) : null;
 }
 
-/** Pause what runs, resume what does not; one that has finished has nothing left to do. */
+/** A running changefeed can be paused, another resumed; a finished one has no button. */
 export function feedButtons(feed, screen) {
   if (feed.state === "finished") return null;
-  const deed = feed.state === "normal" || feed.state === "warning" ? "pause" : "resume";
-  const label = deed === "pause" ? "Pause" : "Resume";
+  const action = feed.state === "normal" || feed.state === "warning" ? "pause" : "resume";
+  const label = action === "pause" ? "Pause" : "Resume";
   return el(
     "div",
     { class: "buttons" },
-    button(label, deed, { name: feed.id, about: feed.id, busy: screen.busy.has(feed.id) }),
+    button(label, action, { name: feed.id, about: feed.id, busy: screen.busy.has(feed.id) }),
   );
 }
 
-export function change(screen, target, deed) {
+export function change(screen, target, action) {
   const { name } = target.dataset;
   return screen.during(name, async () => {
-    await screen.api.post(`/changefeeds${pathOf(name, deed)}`);
-    screen.shell.say(deed === "pause" ? `Changefeed ${name} is paused.` : `Changefeed ${name} goes on.`);
+    await screen.api.post(`/changefeeds${pathOf(name, action)}`);
+    screen.shell.say(action === "pause" ? `Changefeed ${name} is paused.` : `Changefeed ${name} is resumed.`);
     await screen.refresh();
   });
 }

@@ -1,11 +1,11 @@
-// Signing in: the token of an account, kept by the tab.
+// Sign-in with the token of an account, which is kept until the tab is closed.
 
 import { el } from "../dom.js";
 import { field } from "../parts/pieces.js";
 
-const TOKEN = /^[\x21-\x7e]+$/; // what an Authorization header can hold
+const TOKEN = /^[\x21-\x7e]+$/; // characters that an Authorization header allows
 
-/** The view; `refused` is what the API said of the last token, `done` goes on. */
+/** The view; `refused` is set when the API refused the last token, `done` is called with a new one. */
 export function entry(session, refused, done) {
   return {
     name: "entry",
@@ -16,7 +16,7 @@ export function entry(session, refused, done) {
       const error =
         screen.memory.error ?? (refused && "This token is not accepted. Check it, and try again.");
       const about =
-        "The API of this deployment is used with the token of an account; it is kept until this tab is closed.";
+        "Sign in with the token of an account. It is kept until this tab is closed.";
       const more = {
         type: "password",
         autocomplete: "off",
@@ -45,8 +45,8 @@ export function entry(session, refused, done) {
         if (!TOKEN.test(token)) {
           screen.memory.error =
             token === ""
-              ? "Write the token of an account."
-              : "A token has no spaces and no letters beyond ASCII.";
+              ? "Enter the token of an account."
+              : "A token has no spaces and only ASCII characters.";
           screen.redraw();
           form.elements.token.focus();
           return;

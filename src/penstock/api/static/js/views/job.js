@@ -1,4 +1,4 @@
-// One job: how fresh its target is, what it does, and what was asked for.
+// One job: the freshness of its target, its last iteration and its spec.
 
 import { jobPath } from "../api.js";
 import { el } from "../dom.js";
@@ -13,7 +13,7 @@ export const job = {
   name: "job",
   title: ({ names }) => names.join("/"),
   above: () => crumb(routeTo("jobs"), "Jobs"),
-  everyMs: 5000, // its coverage is counted anew every time
+  everyMs: 5000, // each request counts the coverage again
   load: (api, { names }, signal) => api.get(jobPath(names.join("/")), {}, { signal }),
   draw(found, screen) {
     return [
@@ -27,7 +27,7 @@ export const job = {
           [
             "Lag",
             el("span", { class: "number" }, duration(found.lag_s)),
-            found.lacks ? `lacks changes: ${found.lacks}` : "has all that can be read",
+            found.lacks ? `changes are missing: ${found.lacks}` : "has every readable change",
           ],
           [
             "Watermark",
@@ -52,7 +52,7 @@ export const job = {
 
 function coverage({ coverage: share, coverage_unknown: why, source_rows: rows }) {
   if (share === undefined) return null;
-  if (share === null) return ["Coverage", "not known", why];
+  if (share === null) return ["Coverage", "unknown", why];
   return [
     "Coverage",
     el("span", { class: "number" }, `${(share * 100).toFixed(share < 1 ? 2 : 0)} %`),
@@ -63,9 +63,9 @@ function coverage({ coverage: share, coverage_unknown: why, source_rows: rows })
 function iteration(found) {
   if (!found?.started) return el("p", { class: "muted" }, "None yet.");
   return facts(
-    ["From", timeOf(found.from_ts), found.from_ts || "from nothing"],
+    ["From", timeOf(found.from_ts), found.from_ts || "from the start"],
     ["To", timeOf(found.to_ts), found.to_ts],
-    ["Began", stated(found.started)],
-    ["Ended", found.ended ? stated(found.ended) : "under way"],
+    ["Started", stated(found.started)],
+    ["Ended", found.ended ? stated(found.ended) : "running"],
   );
 }

@@ -1,4 +1,4 @@
-// All jobs: how fresh the target of each is and why not, and what people do with one.
+// All jobs, with the freshness of their targets and their actions.
 
 import { jobPath } from "../api.js";
 import { el } from "../dom.js";
@@ -10,8 +10,8 @@ import { scheduled, verdict } from "../parts/verdict.js";
 import { badge, holder, isHeld, prose } from "../parts/words.js";
 import { routeToJob } from "../router.js";
 
-const VERIFY_MS = 30 * 60_000; // a large target takes its time
-const verdicts = new Map(); // of comparisons made from this page, by job
+const VERIFY_MS = 30 * 60_000; // comparing a large target takes long
+const verdicts = new Map(); // results of comparisons that this page started, by job
 
 export const jobs = {
   name: "jobs",
@@ -28,7 +28,7 @@ export const jobs = {
   draw(data, screen) {
     const head = screen.heading(el("p", {}, counted(data.length, "job")));
     if (data.length === 0)
-      return [head, notice("There is no job yet. ", el("code", {}, "penstock job register"), " makes one.")];
+      return [head, notice("There is no job yet. ", el("code", {}, "penstock job register"), " creates one.")];
     const columns = [
       {
         label: "Job",
@@ -51,10 +51,10 @@ export const jobs = {
         label: "Target",
         cell: (job) =>
           job.lacks
-            ? `lacks changes: ${job.lacks}`
-            : el("span", { class: "muted" }, "has all that can be read"),
+            ? `changes are missing: ${job.lacks}`
+            : el("span", { class: "muted" }, "has every readable change"),
       },
-      { label: "Actions", kind: "deeds", cell: (job) => jobButtons(job, screen) },
+      { label: "Actions", kind: "actions", cell: (job) => jobButtons(job, screen) },
     ];
     const { shown, bar } = filtered(data, (job) => job.job, screen);
     return [
@@ -75,21 +75,21 @@ function kindOf({ consumer, trigger }) {
 }
 
 function below(job) {
-  const said = [
+  const notes = [
     job.error &&
       el("p", { class: "error" }, job.error_code ? `Error ${job.error_code}: ` : null, prose(job.error)),
     !job.error && isHeld(job.held_by) && el("p", { class: "muted" }, holder(job.held_by, job.job)),
     verdictOf(job),
   ].filter(Boolean);
-  return said.length > 0 ? said : null;
+  return notes.length > 0 ? notes : null;
 }
 
 export function jobButtons({ job, state, paused }, screen) {
-  const rests = state === "paused" || paused === true || state === "error";
+  const stopped = state === "paused" || paused === true || state === "error";
   return el(
     "div",
     { class: "buttons" },
-    button(rests ? "Resume" : "Pause", rests ? "resume" : "pause", {
+    button(stopped ? "Resume" : "Pause", stopped ? "resume" : "pause", {
       name: job,
       about: job,
       busy: screen.busy.has(job),
@@ -98,7 +98,7 @@ export function jobButtons({ job, state, paused }, screen) {
   );
 }
 
-/** What was last found of a job's target: from here, or on its schedule if that was not good. */
+/** The last comparison of a job's target: one from this page, or a scheduled one with a problem. */
 export function verdictOf({ job, verified }) {
   return verdicts.has(job) ? verdict(verdicts.get(job), job) : scheduled(verified, job);
 }
@@ -106,22 +106,22 @@ export function verdictOf({ job, verified }) {
 export function jobActions() {
   return {
     pause: (screen, { dataset: { name } }) => change(screen, name, "pause", `Job ${name} is paused.`),
-    resume: (screen, { dataset: { name } }) => change(screen, name, "resume", `Job ${name} goes on.`),
+    resume: (screen, { dataset: { name } }) => change(screen, name, "resume", `Job ${name} is resumed.`),
     verify,
   };
 }
 
-function change(screen, name, deed, said) {
+function change(screen, name, action, message) {
   return screen.during(name, async () => {
-    await screen.api.post(`${jobPath(name)}/${deed}`);
-    screen.shell.say(said);
+    await screen.api.post(`${jobPath(name)}/${action}`);
+    screen.shell.say(message);
     await screen.refresh();
   });
 }
 
 function verify(screen, { dataset: { name } }) {
   return screen.during(`verify ${name}`, async () => {
-    screen.shell.say(`The target of ${name} is compared with its source.`);
+    screen.shell.say(`Comparing the target of ${name} with its source.`);
     const report = await screen.api.post(`${jobPath(name)}/verify`, { patienceMs: VERIFY_MS });
     verdicts.set(name, report);
     screen.shell.say(

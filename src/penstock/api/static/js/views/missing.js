@@ -1,4 +1,4 @@
-// An address that names nothing.
+// The view for an address without a view.
 
 import { el } from "../dom.js";
 import { notice } from "../parts/pieces.js";

@@ -1,4 +1,4 @@
-// Everything at one moment: how changes flow, what holds them back, and what to do about it.
+// The overview: the flow of changes, what holds it back, and what to do.
 
 import { flow } from "../draw/flow.js";
 import { el, svg } from "../dom.js";
@@ -11,7 +11,7 @@ import { stages } from "../parts/stages.js";
 import { badge } from "../parts/words.js";
 import { routeTo } from "../router.js";
 
-const SPOOLS = 5; // the fullest ones
+const SPOOLS = 5; // at most this many, the fullest
 
 export const overview = {
   name: "overview",
@@ -31,7 +31,7 @@ export const overview = {
   },
 };
 
-/** What a card takes of the width: its border and padding on both sides. */
+/** The width of a card's border and padding, both sides together. */
 function inset(screen) {
   return (screen.width < 676 ? 24 : 32) + 2;
 }
@@ -39,7 +39,7 @@ function inset(screen) {
 function headline({ healthy, problems: found, stages: all, totals }) {
   const slowest = Math.max(...all.map((stage) => stage.lag_s ?? 0), 0);
   const many = totals?.problems ?? found.length;
-  const said = healthy && many === 0 ? "Everything runs" : `${counted(many, "problem")} to look at`;
+  const summary = healthy && many === 0 ? "Everything runs" : counted(many, "problem");
   const tone = healthy ? "good" : "bad";
   return el(
     "div",
@@ -49,7 +49,7 @@ function headline({ healthy, problems: found, stages: all, totals }) {
     el(
       "div",
       {},
-      el("p", { role: "status", "aria-live": "polite" }, said),
+      el("p", { role: "status", "aria-live": "polite" }, summary),
       el(
         "p",
         {},
@@ -82,7 +82,7 @@ function sign(good) {
 function stageCard({ stages: all }) {
   return card(
     "Lag by stage",
-    el("p", { class: "lead" }, "Of the slowest that passes through a stage, since its commit."),
+    el("p", { class: "lead" }, "Time since the commit, of the slowest table or target in each stage."),
     stages(all),
   );
 }
@@ -100,20 +100,20 @@ function spoolCard({ changefeeds }) {
           { class: "spools" },
           held.map((feed) => el("li", { "data-key": feed.id }, spool(feed.spool, feed.id))),
         )
-      : el("p", { class: "muted" }, "No changefeed says what it holds: none runs here.");
+      : el("p", { class: "muted" }, "No changefeed runs here.");
   return card(
     "Spools",
     el(
       "p",
       { class: "lead" },
-      "Encoded bytes on their way to the remote. Above the high mark reading stops until the low mark is reached.",
+      "Encoded bytes that are not on the remote yet. Above the high mark, reading stops until the low mark is reached.",
     ),
     inside,
     left > 0 &&
       el(
         "p",
         { class: "more" },
-        el("a", { href: routeTo("changefeeds") }, `and ${count(left)} that hold less`),
+        el("a", { href: routeTo("changefeeds") }, `and ${count(left)} more`),
       ),
   );
 }
@@ -123,9 +123,9 @@ function parts(found) {
     return el(
       "p",
       { class: "muted" },
-      "No process of this deployment has said that it runs. ",
+      "No process of this deployment runs. ",
       el("code", {}, "penstock up"),
-      " runs all of them.",
+      " starts all of them.",
     );
   const columns = [
     { label: "Part", cell: (part) => part.name, kind: "name" },

@@ -1,4 +1,4 @@
-// What the indexes find, and how fresh that is.
+// Search in the indexes, with the freshness of the answer.
 
 import { Refused, pathOf } from "../api.js";
 import { el } from "../dom.js";
@@ -23,25 +23,25 @@ export const search = {
         notice(
           "There is no index yet. ",
           el("code", {}, "penstock job register"),
-          " with the consumer fulltext or vector makes one.",
+          " with the consumer fulltext or vector creates one.",
         ),
       ];
     }
-    return [head, card("Question", question(data.indexes, screen)), answerCard(screen.memory)].filter(
+    return [head, card("Query", queryForm(data.indexes, screen)), answerCard(screen.memory)].filter(
       Boolean,
     );
   },
-  /** An address with words is a question. */
-  begun(screen) {
+  /** An address with words starts the search at once. */
+  onOpen(screen) {
     const form = screen.content.querySelector("form");
     if (screen.route.query.q && form && !screen.memory.answer) ask(screen, form);
   },
   actions: { ask },
 };
 
-function question(indexes, screen) {
+function queryForm(indexes, screen) {
   const { query } = screen.route;
-  const wanted = query.index ?? indexes[0];
+  const chosen = query.index ?? indexes[0];
   const text = { type: "search", name: "q", autocomplete: "off", value: query.q ?? "", required: true };
   return el(
     "form",
@@ -53,7 +53,7 @@ function question(indexes, screen) {
         "index",
         "Index",
         indexes.map((name) => [name, name]),
-        wanted,
+        chosen,
         { name: "index" },
       ),
       field("q", "Words", text, { kind: "wide", error: screen.memory.error }),
@@ -75,19 +75,19 @@ function question(indexes, screen) {
         "Search",
       ),
     ),
-    el("p", { class: "lead" }, "An index of vectors is asked with numbers: [0.1, 0.2, 0.3]."),
+    el("p", { class: "lead" }, "Search a vector index with numbers: [0.1, 0.2, 0.3]."),
   );
 }
 
-/** An answer is of the moment when it was asked for, and says so: it is not polled. */
+/** An answer shows the time of the search. It is not polled. */
 function answerCard({ answer, problem, askedMs }) {
   if (problem) return el("p", { class: "notice error", role: "alert", "data-key": "problem" }, problem);
   if (!answer) return null;
   const [upTo, lag] = [stated(answer.watermark_time), duration(answer.lag_s)];
-  const fresh = `Asked at ${clock(askedMs)}: the index had every change up to ${upTo}, ${lag} behind the database.`;
+  const fresh = `Searched at ${clock(askedMs)}: the index had every change up to ${upTo}, ${lag} behind the database.`;
   const partly = answer.complete
     ? null
-    : " It is built anew; these are rows of the last one that was complete.";
+    : " The index is being rebuilt; these rows are from its last complete version.";
   return card(
     "Results",
     el(
@@ -98,7 +98,7 @@ function answerCard({ answer, problem, askedMs }) {
       partly,
     ),
     answer.rows.length === 0
-      ? el("p", { class: "muted" }, "Nothing was found.")
+      ? el("p", { class: "muted" }, "No row was found.")
       : el("ol", { class: "hits" }, answer.rows.map(hit)),
   );
 }
@@ -125,7 +125,7 @@ function ask(screen, form) {
   const { memory } = screen;
   const index = form.elements.index.value;
   const words = form.elements.q.value.trim();
-  memory.error = words === "" ? "Write what to look for." : null;
+  memory.error = words === "" ? "Enter words to search for." : null;
   if (memory.error) {
     screen.redraw();
     form.elements.q.focus();
@@ -135,7 +135,7 @@ function ask(screen, form) {
   return screen.during("ask", async () => {
     try {
       Object.assign(memory, {
-        answer: await asked(screen.api, index, words, form.elements.k.value),
+        answer: await fetchAnswer(screen.api, index, words, form.elements.k.value),
         problem: null,
       });
       memory.askedMs = Date.now();
@@ -146,7 +146,7 @@ function ask(screen, form) {
   });
 }
 
-function asked(api, index, words, k) {
+function fetchAnswer(api, index, words, k) {
   const cut = index.indexOf("/");
   const path = `/search${pathOf(index.slice(0, cut), index.slice(cut + 1))}`;
   const vector = vectorOf(words);
@@ -160,6 +160,6 @@ function vectorOf(words) {
     const numbers = JSON.parse(words);
     return Array.isArray(numbers) && numbers.every(Number.isFinite) ? numbers : null;
   } catch {
-    return null; // words that begin with a bracket
+    return null; // words that start with a bracket
   }
 }

@@ -4,7 +4,7 @@ import { pathOf } from "../api.js";
 import { el } from "../dom.js";
 import { UNKNOWN, bytes, count, counted, duration, msOf, stated, timeOf } from "../format.js";
 import { timeline } from "../draw/timeline.js";
-import { begun, browser, browserActions } from "../parts/browser.js";
+import { onOpen, browser, browserActions } from "../parts/browser.js";
 import { card, crumb, facts } from "../parts/pieces.js";
 import { rows } from "../parts/rows.js";
 import { badge } from "../parts/words.js";
@@ -14,7 +14,7 @@ export const table = {
   name: "table",
   title: ({ names }) => names[0],
   above: () => crumb(routeTo("tables"), "Tables"),
-  everyMs: 5000, // history moves slowly, and is read from storage
+  everyMs: 5000, // history changes slowly, and is read from storage
   load: (api, { names }, signal) => api.get(`/tables${pathOf(names[0])}`, {}, { signal }),
   draw(found, screen) {
     return [
@@ -33,24 +33,24 @@ export const table = {
       card("Schema", schemas(found.schemas)),
     ];
   },
-  begun,
+  onOpen,
   actions: browserActions(),
 };
 
 function history({ oldest_ts: oldest, captured }) {
   if (!captured) return ["History from", UNKNOWN];
   return msOf(oldest) === null
-    ? ["History from", "its beginning"]
-    : ["History from", timeOf(oldest), "changes before it are gone"];
+    ? ["History from", "the start of the table"]
+    : ["History from", timeOf(oldest), "older changes are gone"];
 }
 
 function objects(found, width) {
   const spans = found.objects;
   if (spans.length === 0)
-    return el("p", { class: "muted" }, "None yet: its changes are in the log of a capture.");
-  const times = spans.flatMap((each) => [msOf(each.from_ts), msOf(each.to_ts)]).filter((ms) => ms !== null);
+    return el("p", { class: "muted" }, "None yet: its changes are still in the log of a capture.");
+  const times = spans.flatMap((span) => [msOf(span.from_ts), msOf(span.to_ts)]).filter((ms) => ms !== null);
   const changes = found.schemas
-    .map((each) => msOf(each.since_ts))
+    .map((schema) => msOf(schema.since_ts))
     .filter((ms) => ms !== null && ms > Math.min(...times));
   const fromMs = Math.min(...times);
   const toMs = Math.max(...times, ...changes, fromMs + 1000);
@@ -60,10 +60,10 @@ function objects(found, width) {
     el(
       "p",
       { class: "legend" },
-      swatch("data", "data: rows that changes wrote"),
-      swatch("tombstone", "tombstones: rows that they ended"),
+      swatch("data", "data: rows that were written"),
+      swatch("tombstone", "tombstones: rows that were replaced or deleted"),
       swatch("moment", "a new schema version"),
-      left > 0 && el("span", {}, `the newest ${count(spans.length)}; ${count(left)} older ones are left off`),
+      left > 0 && el("span", {}, `the newest ${count(spans.length)}; ${count(left)} older ones are not shown`),
     ),
     kinds(found),
   ];
@@ -97,7 +97,7 @@ function kinds({ kinds: groups }) {
 }
 
 function schemas(versions) {
-  // What the event store calls a version is as long as a timestamp: people count them.
+  // A version of the event store is as long as a timestamp, so the page numbers them from 1.
   const newest = versions.map((version, place) => ({ ...version, number: place + 1 })).reverse();
   return newest.map((version, place) =>
     el(
@@ -127,7 +127,7 @@ function columns(version) {
   });
 }
 
-/** What a version changed, by the names of its columns. */
+/** The columns that a version added, removed or changed. */
 function changed(version, before) {
   if (before === undefined) return "";
   const old = new Map(before.columns.map((column) => [column.name, column.type]));

@@ -1,4 +1,4 @@
-// All tables: how far each can be read.
+// All tables, with the time up to which each can be read.
 
 import { el } from "../dom.js";
 import { counted, duration, stated, timeOf } from "../format.js";
