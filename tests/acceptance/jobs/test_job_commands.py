@@ -193,7 +193,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
         ([*postgres, "--spec", str(tmp_path / "unknown")], "detail.priorty is refused"),
         ([*postgres, "--spec", str(tmp_path / "secret")], "detail.consumer.options.dsn is refused"),
         (["list", "--state", "asleep"], "there is no state 'asleep'; there are pending, running"),
-        (["status", "shop.orders/there", "--wait-for", "soon"], "'soon' is no timestamp"),
+        (["status", "shop.orders/there", "--wait-for", "soon"], "'soon' is not a timestamp"),
     ]
 
     for arguments, reason in cases:

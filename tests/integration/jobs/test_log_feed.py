@@ -36,7 +36,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStore]:
 
 @pytest.fixture
 def jobs(store: WarmStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    monkeypatch.setattr(log_feed, "_LOOK_S", 0.1)
+    monkeypatch.setattr(log_feed, "_CHECK_S", 0.1)
     with Client.connect([store.pd_addr], settings=KV) as client:
         catalog = Catalog(client)
         catalog.create_database("shop")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.columnar.row_hash import digest, hashes_of
+from penstock.columnar.row_hash import hash_text, hashes_of
 
 STRUCT = pa.struct([("a", pa.int8()), ("b", pa.string())])
 CASES: list[tuple[pa.DataType, list[Any]]] = [
@@ -80,4 +80,4 @@ def test_which_column_a_value_is_in_counts() -> None:
 
 
 def test_a_digest_is_sixteen_hexadecimal_digits() -> None:
-    assert digest(10) == "000000000000000a"
+    assert hash_text(10) == "000000000000000a"
