@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
-from penstock.api import app as pages
+from penstock.api.app import mount_pages
 from penstock.api.models import ChangesPage, SearchAnswer, TableDetail, VerifyAnswer
 from penstock.control.display import format_ms
 from penstock.control.overview.model import ChangefeedRow, JobRow, Overview, TableRow
@@ -116,7 +116,7 @@ def _app(world: PageWorld) -> FastAPI:
         return JSONResponse(tree, error.status_code, error.headers, "application/problem+json")
 
     app.include_router(_router(world))
-    pages.mount_pages(app)
+    mount_pages(app)
     return app
 
 

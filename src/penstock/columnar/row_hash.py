@@ -21,7 +21,16 @@ import pyarrow.types as kinds
 
 from penstock.columnar.buffers import Bytes, Ints, Mask, Uints, pad, words
 
-__all__ = ["Digest", "Hashes", "differing", "digest", "digests_by_range", "hashes_of", "row_hashes", "total"]
+__all__ = [
+    "Digest",
+    "Hashes",
+    "compare_hashes",
+    "digests_by_range",
+    "hash_text",
+    "hashes_of",
+    "row_hashes",
+    "total",
+]
 
 
 Hashes = npt.NDArray[np.uint64]
@@ -186,7 +195,7 @@ class Differences:
     unequal: pa.Array
 
 
-def differing(handles: pa.Array, hashes: Hashes, others: pa.Array, other_hashes: Hashes) -> Differences:
+def compare_hashes(handles: pa.Array, hashes: Hashes, others: pa.Array, other_hashes: Hashes) -> Differences:
     """Compare two sets of rows by handle; each handle is in a set at most once."""
     place = pc.index_in(handles, value_set=others)
     shared = np.asarray(place.is_valid())
@@ -205,7 +214,7 @@ def hashes_of(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
     return _hash_columns(plain)
 
 
-def digest(key_hash: int) -> str:
+def hash_text(key_hash: int) -> str:
     """Return the text that names a key in reports without showing its values."""
     return f"{key_hash:016x}"
 

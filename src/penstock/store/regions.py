@@ -18,7 +18,7 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto.codec import encode_bytes
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine, Mutation
-from penstock.store.mvcc import records as keys
+from penstock.store.mvcc import records
 from penstock.store.pd.tso import Ids
 from penstock.store.refusals import refusal
 from penstock.store.region import Peer, Region
@@ -333,14 +333,16 @@ class SizeWatch:
         view = self._engine.view()
         every = max(1, self._size_max // _SAMPLES)
         bounds = region.bounds()
-        versions = [_decode_versions(view.iterate(cf, *keys.span(bounds))) for cf in (Cf.WRITE, Cf.DEFAULT)]
+        versions = [
+            _decode_versions(view.iterate(cf, *records.span(bounds))) for cf in (Cf.WRITE, Cf.DEFAULT)
+        ]
         plain = view.iterate(Cf.RAW, region.start, region.end)
         return list(heapq.merge(*(_sample(pairs, every) for pairs in (*versions, plain))))
 
 
 def _decode_versions(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
     for key, value in pairs:
-        yield encode_bytes(keys.unescape(key)), value
+        yield encode_bytes(records.unescape(key)), value
 
 
 def _sample(pairs: Iterator[tuple[bytes, bytes]], every: int) -> Iterator[tuple[bytes, int]]:

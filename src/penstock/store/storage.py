@@ -14,7 +14,6 @@ from penstock.store.concurrency import ConcurrencyManager
 from penstock.store.engine import Cf, Engine
 from penstock.store.lock_waiting import LockWaiting, Waiter
 from penstock.store.mvcc import failures, pessimistic, resolve
-from penstock.store.mvcc import resolve as rollback
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.failures import KeyRefused
 from penstock.store.mvcc.pessimistic import LockedKey
@@ -233,12 +232,12 @@ class TxnStorage:
         """Roll a transaction back on one key, unless its lock is alive or it is committed."""
 
         def act(reader: MvccReader, effects: Effects) -> None:
-            rollback.clean_up(
+            resolve.clean_up(
                 reader,
                 effects,
                 request.key,
                 request.start_version,
-                missing=rollback.Missing.PROTECT,
+                missing=resolve.Missing.PROTECT,
                 current_ts=request.current_ts,
             )
 

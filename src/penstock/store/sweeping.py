@@ -12,10 +12,7 @@ from typing import TypeVar
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.bounds import KeyBounds
 from penstock.store.engine import Cf, Engine
-from penstock.store.mvcc import pessimistic
-from penstock.store.mvcc import records as layout
-from penstock.store.mvcc import resolve as collection
-from penstock.store.mvcc import resolve as rollback
+from penstock.store.mvcc import pessimistic, records, resolve
 from penstock.store.mvcc.effects import Effects
 from penstock.store.mvcc.reader import SCANNING, MvccReader
 from penstock.store.mvcc.records import LockRecord, Write
@@ -59,7 +56,7 @@ class Sweeping:
         """Drop the versions that no read at or after `safe_ts` needs."""
         reader = MvccReader(self._engine.view(SCANNING))
         for batch in _batches(_keys_with_garbage(reader, bounds, safe_ts)):
-            await self._scheduler.execute(batch, partial(collection.collect, keys=batch, safe_ts=safe_ts))
+            await self._scheduler.execute(batch, partial(resolve.collect, keys=batch, safe_ts=safe_ts))
 
     async def remove(self, bounds: KeyBounds) -> None:
         """Remove every lock, version and value of a range, without a trace in the versions.
@@ -74,7 +71,7 @@ class Sweeping:
                     effects.roll_back(key, lock)
 
         await self._each_locked(bounds, lambda _: True, act)
-        lower, upper = layout.span(bounds)
+        lower, upper = records.span(bounds)
         await self._engine.delete_range([(Cf.WRITE, lower, upper), (Cf.DEFAULT, lower, upper)])
 
     async def _each_locked(
@@ -94,7 +91,7 @@ def resolve_key(reader: MvccReader, effects: Effects, key: bytes, start_ts: int,
     if commit_ts:
         commit(reader, effects, key, start_ts, commit_ts)
     else:
-        rollback.clean_up(reader, effects, key, start_ts, missing=rollback.Missing.ROLL_BACK)
+        resolve.clean_up(reader, effects, key, start_ts, missing=resolve.Missing.ROLL_BACK)
 
 
 def fates_of(request: kvrpcpb.ResolveLockRequest) -> dict[int, int]:
@@ -109,11 +106,11 @@ def _keys_with_garbage(reader: MvccReader, bounds: KeyBounds, safe_ts: int) -> I
     versions: list[tuple[int, Write]] = []
     for key, commit_ts, write in reader.scan_writes(bounds):
         if key != current:
-            if any(True for _ in collection.garbage(versions, safe_ts)):
+            if any(True for _ in resolve.garbage(versions, safe_ts)):
                 yield current
             current, versions = key, []
         versions.append((commit_ts, write))
-    if any(True for _ in collection.garbage(versions, safe_ts)):
+    if any(True for _ in resolve.garbage(versions, safe_ts)):
         yield current
 
 

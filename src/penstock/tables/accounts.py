@@ -15,7 +15,7 @@ _OWNER_FIELD = b"DB:"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A tenant. Databases without an account belong to SYSTEM."""
+    """A tenant. Databases without an account belong to SYSTEM_ACCOUNT."""
 
     id: int
     name: str
@@ -30,7 +30,7 @@ class Account:
         return {"id": self.id, "name": self.name}
 
 
-SYSTEM = Account(0, "sys")
+SYSTEM_ACCOUNT = Account(0, "sys")
 
 
 def account_field(account_id: int) -> bytes:
@@ -53,7 +53,7 @@ class Accounts:
     @classmethod
     def load(cls, meta: MetaReader) -> Self:
         """Read all accounts and owners."""
-        by_name, owners = {SYSTEM.name: SYSTEM}, {}
+        by_name, owners = {SYSTEM_ACCOUNT.name: SYSTEM_ACCOUNT}, {}
         for field, value in meta.fields(ACCOUNTS):
             if field.startswith(_ACCOUNT_FIELD):
                 account = Account.from_json(parse_json(value))
@@ -71,5 +71,5 @@ class Accounts:
 
     def of(self, database: DatabaseInfo) -> Account:
         """Return the account that a database belongs to."""
-        owner = self.owners.get(database.id, SYSTEM.id)
-        return next((account for account in self.by_name.values() if account.id == owner), SYSTEM)
+        owner = self.owners.get(database.id, SYSTEM_ACCOUNT.id)
+        return next((account for account in self.by_name.values() if account.id == owner), SYSTEM_ACCOUNT)

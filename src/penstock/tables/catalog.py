@@ -4,12 +4,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from penstock import clock as clocks
-from penstock.clock import Clock
+from penstock.clock import SYSTEM, Clock
 from penstock.kv import Client, Transaction
 from penstock.kv.transact import transact
 from penstock.tables import alter, statements
-from penstock.tables.accounts import SYSTEM, Account, Accounts
+from penstock.tables.accounts import SYSTEM_ACCOUNT, Account, Accounts
 from penstock.tables.auto_ids import AutoIds
 from penstock.tables.ddl import SchemaChange
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
@@ -37,7 +36,7 @@ class Catalog:
     Invalid when it does not fit the schema, Conflict when others kept changing the schema.
     """
 
-    def __init__(self, client: Client, *, clock: Clock = clocks.SYSTEM) -> None:
+    def __init__(self, client: Client, *, clock: Clock = SYSTEM) -> None:
         self._client = client
         self._clock = clock
         self._row_ids = AutoIds(client, clock=clock)
@@ -127,7 +126,7 @@ class Catalog:
         """Remove an account that owns no database."""
         self._change(lambda change: change.drop_account(name))
 
-    def create_database(self, name: str, *, account: str = SYSTEM.name) -> DatabaseInfo:
+    def create_database(self, name: str, *, account: str = SYSTEM_ACCOUNT.name) -> DatabaseInfo:
         """Make a database."""
         return self._change(lambda change: change.create_database(name, account))
 

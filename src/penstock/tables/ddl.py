@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from penstock.errors import Invalid
 from penstock.kv import Transaction
 from penstock.tables import statements
-from penstock.tables.accounts import SYSTEM, Account, Accounts, account_field, owner_field
+from penstock.tables.accounts import SYSTEM_ACCOUNT, Account, Accounts, account_field, owner_field
 from penstock.tables.ddl_jobs import DdlAction, DdlJob, SchemaDiff
 from penstock.tables.define import check_name
 from penstock.tables.meta import ACCOUNTS, MetaWriter
@@ -52,12 +52,12 @@ class SchemaChange:
         """Remove an account; raise Invalid when it owns a database."""
         account = self._accounts.find(name)
         owned = [one.name for one in self.schema.databases.values() if self._accounts.of(one) == account]
-        if account == SYSTEM or owned:
-            why = "is built in" if account == SYSTEM else f"owns database {owned[0]}; drop it first"
+        if account == SYSTEM_ACCOUNT or owned:
+            why = "is built in" if account == SYSTEM_ACCOUNT else f"owns database {owned[0]}; drop it first"
             raise Invalid(f"account {account.name} cannot be dropped: it {why}")
         self._meta.delete_field(ACCOUNTS, account_field(account.id))
 
-    def create_database(self, name: str, account: str = SYSTEM.name) -> DatabaseInfo:
+    def create_database(self, name: str, account: str = SYSTEM_ACCOUNT.name) -> DatabaseInfo:
         """Make a database; raise Invalid when the name is taken."""
         check_name("database", name)
         if name.lower() in self.schema.databases:
@@ -65,7 +65,7 @@ class SchemaChange:
         owner = self._accounts.find(account)
         database = DatabaseInfo(self._meta.next_id(), name)
         self._meta.put_database(database)
-        if owner != SYSTEM:
+        if owner != SYSTEM_ACCOUNT:
             self._meta.put_field(
                 ACCOUNTS, account_field(owner.id), owner.to_json()
             )  # conflicts with its drop

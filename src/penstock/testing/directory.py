@@ -60,7 +60,7 @@ def check_files(
     seen: dict[tuple[Root, int], dict[Change, str]] = defaultdict(dict)
     for sequence in listing.sequences:
         commits: dict[int, str] = {}
-        for path in _indexed(storage, sequence):
+        for path in _indexed_files(storage, sequence):
             changes = list(reader.changes(path, ddls.table(sequence)))
             stamps = [ts for decoded in changes for ts in decoded.commit_ts.to_pylist() if ts is not None]
             _check_stamps(path, stamps, ddls.bounds(sequence))
@@ -121,7 +121,7 @@ def _check_order(listing: Listing, modified: dict[str, int], schemas: dict[str, 
             newest_at, newest = max([*own, (newest_at, newest)])
 
 
-def _indexed(storage: ObjectStorage, sequence: FileSequence) -> Iterator[str]:
+def _indexed_files(storage: ObjectStorage, sequence: FileSequence) -> Iterator[str]:
     last = number_in_index(storage.read(sequence.index_path), sequence.index_path)
     for number in range(1, last + 1):
         if number not in sequence.files:

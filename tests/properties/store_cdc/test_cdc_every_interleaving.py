@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.store.bounds import EVERYTHING, KeyBounds
-from penstock.store.cdc import subscription as rows
 from penstock.store.cdc.outbox import Outbox, Quota
 from penstock.store.cdc.progress import Frontier, RequestProgress
-from penstock.store.cdc.subscription import OPS, RegionSubscription, SubscriptionPhase
+from penstock.store.cdc.subscription import (
+    COMMIT,
+    COMMITTED,
+    OPS,
+    PREWRITE,
+    ROLLBACK,
+    RegionSubscription,
+    SubscriptionPhase,
+)
 from penstock.store.observe import Change, ChangeKind, WriteOp
 from support.campaign import examples
 
@@ -35,14 +42,14 @@ class Matcher:
 
     def take(self, row):
         lock = (row.start_ts, row.key)
-        if row.type == rows.PREWRITE:
+        if row.type == PREWRITE:
             if row.value or lock not in self.prewrites:
                 self.prewrites[lock] = row
-        elif row.type == rows.COMMITTED:
+        elif row.type == COMMITTED:
             self.emit(row, row)
-        elif row.type == rows.COMMIT:
+        elif row.type == COMMIT:
             self.commit(row)
-        elif row.type == rows.ROLLBACK:
+        elif row.type == ROLLBACK:
             if self.initialized:
                 self.prewrites.pop(lock, None)
             else:
@@ -70,7 +77,7 @@ class Matcher:
             self.prewrites.pop(lock, None)
 
     def emit(self, row, values):
-        if row.commit_ts <= self.start_ts and row.type == rows.COMMIT:
+        if row.commit_ts <= self.start_ts and row.type == COMMIT:
             return
         assert row.commit_ts > self.resolved_ts, "a change at or below the resolved timestamp is fatal"
         change = (row.key, row.start_ts, row.commit_ts)

@@ -1,14 +1,13 @@
 import pytest
 
 from penstock.store.cdc.scan import CommittedChange, read_committed_after
-from penstock.store.mvcc import records as keys
-from penstock.store.mvcc.records import Write, WriteKind
+from penstock.store.mvcc.records import Write, WriteKind, version_key
 
 PUT, DELETE, LOCK, ROLLBACK = WriteKind.PUT, WriteKind.DELETE, WriteKind.LOCK, WriteKind.ROLLBACK
 
 
 def record(key, commit_ts, kind, value=None):
-    return keys.version_key(key, commit_ts), Write(kind, commit_ts - 1, value).encode()
+    return version_key(key, commit_ts), Write(kind, commit_ts - 1, value).encode()
 
 
 def changes(records, after_ts):

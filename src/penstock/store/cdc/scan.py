@@ -8,9 +8,17 @@ from penstock.clock import TS_MAX, Clock
 from penstock.store.cdc.outbox import Outbox
 from penstock.store.cdc.subscription import OPS, RegionSubscription, SubscriptionPhase
 from penstock.store.engine import Cf, EngineView
-from penstock.store.mvcc import records as keys
 from penstock.store.mvcc.reader import MvccReader
-from penstock.store.mvcc.records import LockKind, LockRecord, Write, WriteKind
+from penstock.store.mvcc.records import (
+    TS_BYTES,
+    LockKind,
+    LockRecord,
+    Write,
+    WriteKind,
+    span,
+    ts_of,
+    unescape,
+)
 from penstock.store.storage import TxnStorage
 
 __all__ = ["CommittedChange", "IncrementalScan", "read_committed_after"]
@@ -45,19 +53,19 @@ def read_committed_after(
     done_with_key = False
     for stored_key, stored in records:
         ready = None
-        if stored_key[: -keys.TS_BYTES] != prefix:
-            prefix = stored_key[: -keys.TS_BYTES]
+        if stored_key[:-TS_BYTES] != prefix:
+            prefix = stored_key[:-TS_BYTES]
             ready, waiting = waiting, None
             done_with_key = False
         if done_with_key:
             yield ready
             continue
-        commit_ts = keys.ts_of(stored_key)
+        commit_ts = ts_of(stored_key)
         done_with_key = waiting is None and commit_ts <= after_ts
         if not done_with_key:
             write = Write.decode(stored)
             if write.kind is WriteKind.PUT or write.kind is WriteKind.DELETE:
-                key = waiting.key if waiting is not None else keys.unescape(stored_key)
+                key = waiting.key if waiting is not None else unescape(stored_key)
                 value = value_of(key, write) if write.kind is WriteKind.PUT else b""
                 if waiting is not None:
                     waiting.old_value = value
@@ -124,7 +132,7 @@ class IncrementalScan:
 
     async def _send_writes(self, view: EngineView) -> bool:
         subscription = self._subscription
-        records = view.iterate(Cf.WRITE, *keys.span(subscription.bounds))
+        records = view.iterate(Cf.WRITE, *span(subscription.bounds))
         changes = read_committed_after(records, subscription.checkpoint_ts, MvccReader(view).value_of)
         for count, change in enumerate(changes, 1):
             if change is not None:

@@ -13,7 +13,6 @@ from penstock.errors import PenstockError
 from penstock.proto import cdcpb_pb2 as cdcpb
 from penstock.proto import services
 from penstock.settings import StoreSettings
-from penstock.store.cdc import stream as endings
 from penstock.store.cdc.delegates import Delegate, Delegates
 from penstock.store.cdc.outbox import Quota
 from penstock.store.cdc.progress import Frontier
@@ -21,7 +20,9 @@ from penstock.store.cdc.stream import (
     STREAM_MULTIPLEXING,
     ClientStream,
     Source,
+    of_change,
     requested_features,
+    server_is_busy,
     unknown_features,
 )
 from penstock.store.mvcc.reader import MvccReader
@@ -134,7 +135,7 @@ class ChangeDataService:
             except Exception:  # noqa: BLE001 - a command must not fail because of its observer
                 # Some of the subscriptions may have missed the changes: all of them start over.
                 _log.exception("changes of region %d could not be sent", delegate.region.id)
-                self._end(delegate, lambda _: endings.server_is_busy("changes could not be read"))
+                self._end(delegate, lambda _: server_is_busy("changes could not be read"))
         metrics.STORE_CDC_ROWS_TOTAL.inc(count)
         if self._quota.exceeded:
             self._relieve()
@@ -173,7 +174,7 @@ class ChangeDataService:
         """End the subscriptions that the change makes stale; their clients locate and subscribe again."""
         delegate = self._delegates.get(before.id)
         if delegate is not None:
-            self._end(delegate, lambda store_id: endings.of_change(before, after, store_id))
+            self._end(delegate, lambda store_id: of_change(before, after, store_id))
 
     @staticmethod
     def _end(delegate: Delegate, error_at: Callable[[int], cdcpb.Error | None]) -> None:
