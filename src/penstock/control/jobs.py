@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import yaml
 
 from penstock import eventloop
-from penstock import settings as files
 from penstock.clock import SYSTEM
 from penstock.control import job_views
 from penstock.control.deployment import Deployment
@@ -26,7 +25,7 @@ from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Transaction
 from penstock.kv.transact import transact
-from penstock.settings import Settings
+from penstock.settings import Settings, expand
 
 __all__ = [
     "add_job",
@@ -68,7 +67,7 @@ def _read_spec_file(path: Path) -> Any:
         raise Invalid(f"spec file {path} is not valid YAML{at}; correct its syntax") from None
     if tree is not None and not isinstance(tree, dict):
         raise Invalid(f"spec file {path} must be a mapping of keys to values, not a {type(tree).__name__}")
-    return files.expand(tree or {})
+    return expand(tree or {})
 
 
 def parse_options(pairs: list[str]) -> dict[str, str]:
@@ -81,7 +80,7 @@ def parse_options(pairs: list[str]) -> dict[str, str]:
         if name in options:
             raise Invalid(f"--option {name} is given twice; give it once")
         options[name] = value
-    return {name: str(files.expand(value)) for name, value in options.items()}
+    return {name: str(expand(value)) for name, value in options.items()}
 
 
 def parse_state(name: str | None) -> JobState | None:

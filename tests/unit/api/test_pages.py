@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from hatchling.builders.wheel import WheelBuilder
 
-from penstock.api import app as pages
+from penstock.api.app import mount_pages
 from support.pagedouble import serve_app
 
 ROOT = Path(__file__).parents[3]
@@ -19,7 +19,7 @@ STATIC = ROOT / "src" / "penstock" / "api" / "static"
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     app = FastAPI(redirect_slashes=False)
-    pages.mount_pages(app)
+    mount_pages(app)
     with serve_app(app) as url, httpx.Client(base_url=url) as client:
         yield client
 

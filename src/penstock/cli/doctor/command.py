@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from penstock import settings as settings_files
 from penstock.cli.doctor import machine, network, storage, tls
 from penstock.cli.doctor.findings import (
     Finding,
@@ -19,7 +18,7 @@ from penstock.cli.doctor.findings import (
 )
 from penstock.cli.output import print_json
 from penstock.errors import PenstockError
-from penstock.settings import Settings
+from penstock.settings import Settings, load
 
 __all__ = ["diagnose", "examine"]
 
@@ -43,7 +42,7 @@ def _load_settings(config: Path | None) -> tuple[list[Finding], Settings | None]
     if config is None:
         return [ok("settings", "defaults; no --config is given")], Settings()
     try:
-        settings = settings_files.load(config)
+        settings = load(config)
     except PenstockError as error:
         return [from_error("settings", error)], None
     return tls.check_config_file(config) or [ok("settings", f"{config} is valid")], settings

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import settings as settings_
 from penstock.cli.service import print_ready, serve_metrics
 from penstock.errors import Invalid
-from penstock.settings import Settings, StoreSettings
+from penstock.settings import Settings, StoreSettings, load, parse
 from penstock.store.cluster import Cluster
 
 __all__ = ["StoreOptions", "serve", "store_settings"]
@@ -34,7 +33,7 @@ class StoreOptions:
 
 def store_settings(options: StoreOptions) -> StoreSettings:
     """Return the store's settings of the file, overridden by the options; raise Invalid for a wrong value."""
-    file = settings_.load(options.config) if options.config is not None else Settings()
+    file = load(options.config) if options.config is not None else Settings()
     given: dict[str, Any] = {
         "pd_addr": options.pd_addr,
         "data": options.data,
@@ -43,7 +42,7 @@ def store_settings(options: StoreOptions) -> StoreSettings:
         "tls": _tls(options),
     }
     chosen = {name: value for name, value in given.items() if value is not None}
-    return settings_.parse({"store": {**file.store.model_dump(), **chosen}}, origin="command line").store
+    return parse({"store": {**file.store.model_dump(), **chosen}}, origin="command line").store
 
 
 def _tls(options: StoreOptions) -> dict[str, Path | None] | None:

@@ -12,11 +12,10 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from penstock import settings as settings_
 from penstock.cli.up.supervision import Rank
 from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
-from penstock.settings import Settings
+from penstock.settings import Settings, parse
 from penstock.settings.network import join_address, split_address
 
 __all__ = ["STOP", "Service", "ServiceConfig", "address_of", "move_folders", "parts_of", "with_address"]
@@ -167,7 +166,7 @@ class ServiceConfig:
             log_format, log_level = str(tree["log_format"]), str(tree["log_level"])
         except (ValueError, KeyError, TypeError):
             raise Invalid("standard input has no configuration; start parts with `penstock up`") from None
-        parsed = settings_.parse(settings, origin="the configuration from penstock up")
+        parsed = parse(settings, origin="the configuration from penstock up")
         return cls(kind=kind, settings=parsed, log_format=log_format, log_level=log_level)
 
 

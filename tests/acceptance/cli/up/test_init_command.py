@@ -3,8 +3,7 @@
 import urllib.request
 from pathlib import Path
 
-from penstock import settings as settings_
-from penstock.settings import Settings
+from penstock.settings import Settings, load
 from support.command import ServiceProcess, penstock
 
 
@@ -13,7 +12,7 @@ def test_a_settings_file_is_written_once(tmp_path: Path) -> None:
     done = penstock("init", str(path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{path} is written; edit it, then run: penstock up --config {path}\n"
-    assert settings_.load(path) == Settings()
+    assert load(path) == Settings()
     again = penstock("init", str(path))
     assert again.returncode == 2
     (line,) = again.stderr.splitlines()

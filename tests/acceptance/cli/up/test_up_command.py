@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock import settings as settings_
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.part_states import PartState, PartStatus, UpStates
 from penstock.errors import Unavailable
+from penstock.settings import parse
 from penstock.tables import Table
 from support.command import ServiceProcess, penstock
 
@@ -54,7 +54,7 @@ class World:
         """The deployment, from outside."""
         capture = {**self.tree["capture"], "storage": f"file://{self.folder}/penstock-data/events"}
         tree = {**self.tree, "capture": capture, "pd_addrs": self.up.ready["pd"]}
-        with open_deployment(settings_.parse(tree)) as deployment:
+        with open_deployment(parse(tree)) as deployment:
             yield deployment
 
     def kill(self, name: str) -> None:

@@ -4,10 +4,10 @@ import json
 import subprocess
 from pathlib import Path
 
-from penstock import settings as settings_
 from penstock.cli.up.parts import STOP, ServiceConfig
 from penstock.cli.up.supervisor import part_command
 from penstock.control.part_states import PartKind
+from penstock.settings import parse
 
 
 def test_a_part_without_an_order_says_so() -> None:
@@ -21,7 +21,7 @@ def test_a_part_without_an_order_says_so() -> None:
 
 def test_a_part_serves_until_its_input_ends(tmp_path: Path) -> None:
     tree = {"store": {"pd_addr": "127.0.0.1:0", "data": tmp_path / "data"}, "metrics_addr": "127.0.0.1:0"}
-    order = ServiceConfig(kind=PartKind.STORE, settings=settings_.parse(tree), log_format="json")
+    order = ServiceConfig(kind=PartKind.STORE, settings=parse(tree), log_format="json")
     with subprocess.Popen(
         part_command("store"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as part:

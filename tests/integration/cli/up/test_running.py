@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock import settings as settings_
 from penstock.cli.up.parts import move_folders
 from penstock.cli.up.supervisor import run_deployment
 from penstock.control.part_states import PartState, UpStates
 from penstock.errors import Invalid
 from penstock.kv import Client
+from penstock.settings import parse
 
 SMALL = {
     "store": {"pd_addr": "127.0.0.1:0"},
@@ -19,7 +19,7 @@ SMALL = {
 
 
 def test_it_is_ready_inside_the_block_and_gone_behind_it(tmp_path: Path) -> None:
-    settings = move_folders(settings_.parse(SMALL), tmp_path)
+    settings = move_folders(parse(SMALL), tmp_path)
     with run_deployment(settings, log_level="WARNING") as supervisor:
         assert supervisor.states == UpStates.read(tmp_path / "up")
         pids = [part.pid for part in supervisor.states.parts]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from penstock import settings as settings_
 from penstock.cli.up.supervisor import Supervisor
 from penstock.clock import SYSTEM
 from penstock.control.part_states import PartState, PartStatus, UpStates
 from penstock.errors import Invalid, Unavailable
+from penstock.settings import parse
 from support.fakepart import Journal, fake_part_command
 
 DEADLINE_S = 30.0
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, folder: Path, **up: Any) -> None:
         chosen = {"data": folder / "up", "backoff_s": 0.05, "stop_s": 20, **SMALL, **up}
-        self.settings = settings_.parse({"store": {"pd_addr": "127.0.0.1:0"}, "up": chosen})
+        self.settings = parse({"store": {"pd_addr": "127.0.0.1:0"}, "up": chosen})
         self.journal = Journal(folder)
         self.told: list[str] = []
         self.supervisor = Supervisor(
@@ -224,7 +224,7 @@ async def test_parts_are_in_sessions_of_their_own_and_get_no_secret_by_command_l
 ) -> None:
     token = "token-of-the-flight-service"
     world = World(tmp_path, api=False)
-    world.settings = settings_.parse({**tree_of(world), "capture": {"flight_token": token}})
+    world.settings = parse({**tree_of(world), "capture": {"flight_token": token}})
     world.supervisor = Supervisor(
         world.settings,
         command=lambda name: fake_part_command(name, tmp_path),

@@ -8,10 +8,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from penstock import settings as settings_
 from penstock.cli.init_file import EXAMPLES, render_file, write_file
 from penstock.errors import Invalid
-from penstock.settings import Settings
+from penstock.settings import Settings, expand, load, parse
 
 TEXT = render_file(Path("penstock.yaml"))
 WHOLE = re.sub(r"(?m)^( *)#(?=[a-z_]+:)", r"\1", TEXT)
@@ -38,11 +37,11 @@ def keys_of_tree(tree: Any, prefix: str = "") -> set[str]:
 
 def test_it_loads_as_it_is_and_changes_nothing(tmp_path: Path) -> None:
     write_file(tmp_path / "penstock.yaml")
-    assert settings_.load(tmp_path / "penstock.yaml") == Settings()
+    assert load(tmp_path / "penstock.yaml") == Settings()
 
 
 def test_what_is_commented_out_is_the_default() -> None:
-    assert settings_.parse(yaml.safe_load(WHOLE)) == Settings()
+    assert parse(yaml.safe_load(WHOLE)) == Settings()
 
 
 def test_every_key_is_in_it() -> None:
@@ -69,7 +68,7 @@ def test_its_examples_are_accepted(key: str, monkeypatch: pytest.MonkeyPatch) ->
     tree: Any = EXAMPLES[key]
     for name in reversed(key.split(".")):
         tree = {name: tree}
-    assert settings_.parse(settings_.expand(tree)) != Settings()
+    assert parse(expand(tree)) != Settings()
 
 
 def test_lines_are_short_enough_to_read() -> None:
@@ -83,7 +82,7 @@ def test_a_file_is_not_written_over_unless_asked(tmp_path: Path) -> None:
         write_file(path)
     assert path.read_text() == "mine"
     write_file(path, force=True)
-    assert settings_.load(path) == Settings()
+    assert load(path) == Settings()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from penstock import settings as settings_
 from penstock.cli.up.parts import address_of, move_folders, parts_of, with_address
 from penstock.cli.up.supervision import Rank
 from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
-from penstock.settings import Settings
+from penstock.settings import Settings, parse
 
 
 def names(tree: dict[str, Any]) -> list[str]:
-    return [part.name for part in parts_of(settings_.parse(tree))]
+    return [part.name for part in parts_of(parse(tree))]
 
 
 def test_by_default_everything_runs_once() -> None:
@@ -45,7 +44,7 @@ def test_the_store_runs_when_it_is_the_cluster(pd_addrs: list[str], pd_addr: str
 
 def test_what_is_no_address_is_refused() -> None:
     with pytest.raises(Invalid, match="'nonsense' is not host:port"):
-        parts_of(settings_.parse({"pd_addrs": ["nonsense"]}))
+        parts_of(parse({"pd_addrs": ["nonsense"]}))
 
 
 def test_a_single_capture_is_as_the_settings_say() -> None:
@@ -63,9 +62,7 @@ def test_several_captures_share_nothing() -> None:
         },
         "up": {"captures": 3},
     }
-    captures = [
-        part.settings.capture for part in parts_of(settings_.parse(tree)) if part.kind is PartKind.CAPTURE
-    ]
+    captures = [part.settings.capture for part in parts_of(parse(tree)) if part.kind is PartKind.CAPTURE]
     assert [each.id for each in captures] == ["east-1", "east-2", "east-3"]
     assert [each.data for each in captures] == [Path("d/capture-1"), Path("d/capture-2"), Path("d/capture-3")]
     assert {each.flight_addr for each in captures} == {"10.0.0.1:0"}
@@ -81,13 +78,13 @@ def test_each_part_shows_metrics_on_a_free_port_and_the_api_as_it_is_told() -> N
 
 
 def test_the_port_that_the_store_got_is_kept_and_told_to_everybody() -> None:
-    free = settings_.parse({"store": {"pd_addr": "127.0.0.1:0"}})
+    free = parse({"store": {"pd_addr": "127.0.0.1:0"}})
     told = with_address(free, PartKind.STORE, "127.0.0.1:4321")
     assert told.store.pd_addr == "127.0.0.1:4321"
     assert told.pd_addrs == ("127.0.0.1:4321",)
     assert with_address(told, PartKind.STORE, "127.0.0.1:4321") == told
     assert [part.name for part in parts_of(told)] == [part.name for part in parts_of(free)]
-    named = settings_.parse({"store": {"pd_addr": "127.0.0.1:0"}, "pd_addrs": ["127.0.0.1:0", "b:1"]})
+    named = parse({"store": {"pd_addr": "127.0.0.1:0"}, "pd_addrs": ["127.0.0.1:0", "b:1"]})
     assert with_address(named, PartKind.STORE, "127.0.0.1:4321").pd_addrs == ("127.0.0.1:4321", "b:1")
 
 
@@ -97,7 +94,7 @@ def test_a_store_with_a_port_of_its_own_changes_nothing() -> None:
 
 
 def test_the_api_comes_back_on_the_port_that_it_got() -> None:
-    free = settings_.parse({"api": {"addr": "127.0.0.1:0"}})
+    free = parse({"api": {"addr": "127.0.0.1:0"}})
     assert with_address(free, PartKind.API, "http://127.0.0.1:4000").api.addr == "127.0.0.1:4000"
     assert with_address(Settings(), PartKind.API, "http://127.0.0.1:8300") == Settings()
 
@@ -124,5 +121,5 @@ def test_folders_that_nobody_chose_move_and_chosen_ones_stay(tmp_path: Path) -> 
         "jobs": {"data": "j"},
         "up": {"data": "u"},
     }
-    chosen = settings_.parse(tree)
+    chosen = parse(tree)
     assert move_folders(chosen, folder) == chosen

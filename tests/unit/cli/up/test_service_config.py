@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from penstock import settings as settings_
 from penstock.cli.up.parts import ServiceConfig, parts_of
 from penstock.control.part_states import PartKind
 from penstock.errors import Invalid
-from penstock.settings import Settings
+from penstock.settings import Settings, parse
 
 SECRETS = {
     "capture": {"flight_token": "a-token-of-16-letters", "storage_options": {"aws_secret_access_key": "k3y"}},
@@ -22,7 +21,7 @@ SECRETS = {
 
 @pytest.mark.parametrize("tree", [{}, SECRETS])
 def test_a_part_gets_the_settings_with_their_secrets(tree: dict[str, object]) -> None:
-    for part in parts_of(settings_.parse(tree)):
+    for part in parts_of(parse(tree)):
         order = ServiceConfig(kind=part.kind, settings=part.settings, log_format="json", log_level="DEBUG")
         line = order.encode()
         assert line.count(b"\n") == 1
@@ -53,6 +52,6 @@ def test_settings_of_another_version_are_refused_by_their_key() -> None:
 
 
 def test_an_order_shows_no_secret_when_it_is_printed() -> None:
-    shown = repr(ServiceConfig(kind=PartKind.API, settings=settings_.parse(SECRETS)))
+    shown = repr(ServiceConfig(kind=PartKind.API, settings=parse(SECRETS)))
     for secret in ("a-token-of", "b-token-of", "k3y", "secret=x", "Bearer z"):
         assert secret not in shown
