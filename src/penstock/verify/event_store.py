@@ -69,7 +69,7 @@ class TableVerifyReport:
     rows: int
     store_rows: int
     ranges_differing: int = 0
-    compare_hashes: int = 0
+    differing: int = 0
     mismatches: tuple[Mismatch, ...] = field(default=(), repr=False)
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock import tracing
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.runner import ChangefeedRunner, create_configured
+from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.clock import physical_ms
 from penstock.jobs.consumer import Consumer, DataRetriever
@@ -69,7 +69,7 @@ async def feeding(world: JobWorld, folder: Path) -> AsyncIterator[None]:
     uri = f"file://{folder}?protocol=canal-json&flush-interval=2s"
     settings = world.settings.model_copy(update={"changefeeds": {"all": ChangefeedSettings(sink_uri=uri)}})
     feeds = ChangefeedStore(world.async_client)
-    await create_configured(feeds, settings, now_ts=await world.now_ts())
+    await create_configured_changefeeds(feeds, settings, now_ts=await world.now_ts())
     runner = ChangefeedRunner(settings, feeds, lambda _, options: LocalEngine(options.target), owner="test")
     running = asyncio.create_task(runner.run())
     try:
