@@ -65,7 +65,7 @@ def changes_of(rows: pa.RecordBatch, *, updates: bool) -> RowChanges:
     )
 
 
-def measured(name: str, count: int, work: Callable[[], int]) -> None:
+def measure(name: str, count: int, work: Callable[[], int]) -> None:
     taken = []
     for _ in range(3):
         begin = time.process_time()
@@ -100,18 +100,18 @@ def main() -> None:
     ]
     for name, options, changes in cases:
         encoder = encoder_of(SCHEMA, options)
-        measured(
+        measure(
             name,
             count,
             lambda encoder=encoder, changes=changes: sum(
-                len(encoder.payload([encoder.encode(each)])) for each in changes.pieces(PIECE_ROWS, 1 << 30)
+                len(encoder.payload([encoder.encode(piece)])) for piece in changes.pieces(PIECE_ROWS, 1 << 30)
             ),
         )
     sides = batch_of(updates)
     pairing = Pairing(TABLE, rows.schema.names, rows.schema.names)
-    measured("pairing the sides of updates", count, lambda: pairing.of([sides], Position(0)).rows.nbytes)
-    measured("pyarrow.csv.write_csv", count, lambda: written_csv(rows))
-    measured("json.dumps of a dict per row", count, lambda: dumped(rows))
+    measure("pairing the sides of updates", count, lambda: pairing.of([sides], Position(0)).rows.nbytes)
+    measure("pyarrow.csv.write_csv", count, lambda: write_csv(rows))
+    measure("json.dumps of a dict per row", count, lambda: dump_json(rows))
 
 
 def batch_of(changes: RowChanges) -> ChangeBatch:
@@ -128,13 +128,13 @@ def batch_of(changes: RowChanges) -> ChangeBatch:
     )
 
 
-def written_csv(rows: pa.RecordBatch) -> int:
+def write_csv(rows: pa.RecordBatch) -> int:
     sink = io.BytesIO()
     pyarrow.csv.write_csv(rows, sink)
     return sink.tell()
 
 
-def dumped(rows: pa.RecordBatch) -> int:
+def dump_json(rows: pa.RecordBatch) -> int:
     lines = ({"data": [{name: str(cell) for name, cell in row.items()}]} for row in rows.to_pylist())
     return sum(len(json.dumps(line)) for line in lines)
 

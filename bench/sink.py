@@ -12,7 +12,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import reduce
@@ -64,11 +64,11 @@ class Feeding:
         woken = asyncio.Event()
         event = DmlEvent(piece)
         (event.add_post_flush if wait_for_flush else event.add_post_enqueue)(woken.set)
-        event.add_post_flush(lambda: self._flushed(piece))
+        event.add_post_flush(lambda: self._finish(piece))
         self.sink.add_dml_event(event)
         await woken.wait()
 
-    def _flushed(self, piece: Slice) -> None:
+    def _finish(self, piece: Slice) -> None:
         self.flushed_bytes += piece.nbytes
 
 
@@ -101,7 +101,7 @@ def to_files(spark: SparkSession, tables: Sequence[Source], to_ts: int, uri: str
 
 
 def size_of(folder: Path) -> int:
-    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def measure_formats(spark: SparkSession, folder: Path, changes: int) -> None:
@@ -159,7 +159,7 @@ class PreparedEngine:
 
     def __init__(self, target: ObjectStorage) -> None:
         self._target = target
-        self._lines = b"".join(LINE % each for each in range(EVENT_BYTES // len(LINE % 0)))
+        self._lines = b"".join(LINE % number for number in range(EVENT_BYTES // len(LINE % 0)))
         self._segments = count(1)
         self._threads = ThreadPoolExecutor(WRITERS)
         self.sizes: list[int] = []
@@ -171,14 +171,17 @@ class PreparedEngine:
     async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
         segment = next(self._segments)
         return [
-            [Chunk(segment, number, each.slice.start, each.slice.end, each.slice.rows, each.slice.nbytes)]
-            for number, each in enumerate(work)
+            [Chunk(segment, number, item.slice.start, item.slice.end, item.slice.rows, item.slice.nbytes)]
+            for number, item in enumerate(work)
         ]
 
-    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
+    async def write(
+        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
+    ) -> list[WriteResult]:
+        assert local_payloads is None, "the sink has one engine"
         loop = asyncio.get_running_loop()
         return await asyncio.gather(
-            *(loop.run_in_executor(self._threads, self._write, each) for each in files)
+            *(loop.run_in_executor(self._threads, self._write, file) for file in files)
         )
 
     def _write(self, file: FileWork) -> WriteResult:
@@ -242,7 +245,7 @@ def measure_slow_remote(folder: Path, run_s: float) -> None:
     early, sizes = throughput(folder / "early", run_s, wait_for_flush=False)
     detail = f"{early / 1e6:7.1f} MB/s against {late / 1e6:7.1f}"
     show(f"{DISPATCHERS} dispatchers: early wake / wake on flush", early / late, ">= 5.00", detail)
-    close = sum(abs(each - FILE_BYTES) <= FILE_BYTES / 10 for each in sizes)
+    close = sum(abs(size - FILE_BYTES) <= FILE_BYTES / 10 for size in sizes)
     detail = f"{len(sizes)} files of {sum(sizes) / max(1, len(sizes)) / 1024:.0f} KiB on average"
     show("files within 10% of file-size, under load", close / max(1, len(sizes)), ">= 0.90", detail)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,1 +1,1 @@
-"""Changes as files on object storage: dispatchers, spool, files close to a size, a drain before each DDL."""
+"""Changefeeds: they replicate the changes of tables to files on object storage, and read such files back."""

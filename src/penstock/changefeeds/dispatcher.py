@@ -107,15 +107,15 @@ class Dispatcher:
         """
         return self.position.handle is None and changed_ts <= self.position.ts
 
-    def finish_read(self, asked: Read, piece: Slice | None) -> DmlEvent | None:
+    def finish_read(self, asked: Read, slice_: Slice | None) -> DmlEvent | None:
         """Take the result of a read; return the event for the sink, or None when there were no changes."""
         assert self.state is DispatcherState.READING, f"a slice for a dispatcher that is {self.state.value}"
-        if piece is None:
+        if slice_ is None:
             self.progress.skip_to(Position(asked.upto_ts))
             self.state = DispatcherState.READY
             return None
-        assert piece.end <= Position(asked.upto_ts), f"a slice goes to {piece.end}, past {asked.upto_ts}"
-        event = DmlEvent(piece)
+        assert slice_.end <= Position(asked.upto_ts), f"a slice goes to {slice_.end}, past {asked.upto_ts}"
+        event = DmlEvent(slice_)
         self.progress.add(event)
         self.state = DispatcherState.SENT
         return event
@@ -163,12 +163,12 @@ class TableProgress:
 
     def add(self, event: DmlEvent) -> None:
         """Track a slice, which begins where the last one ended, before it is given to the sink."""
-        piece = event.slice
-        assert piece.start == self.position, f"a slice begins at {piece.start}, not at {self.position}"
-        assert piece.end > piece.start, f"a slice ends where it begins, at {piece.end}"
-        sent = _SentSlice(piece.start)
+        slice_ = event.slice
+        assert slice_.start == self.position, f"a slice begins at {slice_.start}, not at {self.position}"
+        assert slice_.end > slice_.start, f"a slice ends where it begins, at {slice_.end}"
+        sent = _SentSlice(slice_.start)
         self._unflushed.append(sent)
-        self.position = piece.end
+        self.position = slice_.end
         event.add_post_flush(lambda: self._mark_flushed(sent))
 
     def skip_to(self, position: Position) -> None:

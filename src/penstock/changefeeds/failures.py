@@ -66,7 +66,7 @@ class FailureTracker:
 
 
 def _is_permanent(error: Exception) -> bool:
-    """Whether waiting cannot help. Refused credentials may be replaced, or become valid again."""
+    """Return whether waiting cannot help. Refused credentials may be replaced, or become valid again."""
     return isinstance(error, _PERMANENT) and not isinstance(error, Denied)
 
 

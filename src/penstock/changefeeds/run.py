@@ -181,13 +181,13 @@ class ChangefeedRun:
 
     async def _read(self, dispatcher: Dispatcher, asked: Read) -> None:
         limit = self._options.slice_limit
-        piece = await self._failures.retry(
+        slice_ = await self._failures.retry(
             lambda: self._source.next_slice(
                 dispatcher.span, asked.start, asked.upto_ts, limit, begin=dispatcher.begin
             )
         )
         self._reading -= 1
-        event = dispatcher.finish_read(asked, piece)
+        event = dispatcher.finish_read(asked, slice_)
         if event is None:
             self._go_on((dispatcher,))
             return

@@ -192,7 +192,11 @@ async def test_a_changefeed_holds_history_on_storage_and_the_clusters_collection
 def world_with_a_dropped_table(folder: Path) -> Iterator[JobSourceWorld]:
     """Table 77 was dropped before anybody captured it; table 78 is there, and nobody captures it either."""
     with JobSourceWorld(folder, item_table()) as world:
-        world.meta += [put_table(3, a_table(77, name="u")), put_table(3, a_table(78, name="v")), remove_table(4, 77)]
+        world.meta += [
+            put_table(3, a_table(77, name="u")),
+            put_table(3, a_table(78, name="v")),
+            remove_table(4, 77),
+        ]
         world.resolve()
         yield world
 

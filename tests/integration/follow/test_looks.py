@@ -42,7 +42,11 @@ async def test_a_table_that_was_dropped_before_anybody_captured_it_is_not_waited
     monkeypatch.setattr(progress, "MISSED_S", 0.0)
     with SourceWorld(tmp_path, item_table()) as world:
         world.resolve()
-        world.meta += [put_table(3, a_table(77, name="u")), put_table(3, a_table(78, name="v")), remove_table(4, 77)]
+        world.meta += [
+            put_table(3, a_table(77, name="u")),
+            put_table(3, a_table(78, name="v")),
+            remove_table(4, 77),
+        ]
         async with world.source() as source:
             found = await source.read_progress([1, 77, 78])
             assert found.keys() == {1, 77}

@@ -204,7 +204,9 @@ def test_a_load_has_every_row_once_when_tasks_die_before_and_after_a_range_is_do
         job = pool.submit(load_snapshot, world.spark, world.settings, "shop.loaded")
     report = job.result()
     assert (report.ranges, report.objects, report.rows) == (2, 2, 200)
-    assert len(world.list_stored(table_id)) == 3, "the first try of one range was in vain, that of the other not"
+    assert len(world.list_stored(table_id)) == 3, (
+        "the first try of one range was in vain, that of the other not"
+    )
     verified = verify_table(world.spark, world.settings, "shop.loaded")
     assert (verified.same, verified.rows) == (True, 200)
 

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.columnar.row_hash import Digest, compare_hashes, digests_by_range, range_numbers, row_hashes, total
+from penstock.columnar.row_hash import (
+    Digest,
+    compare_hashes,
+    digests_by_range,
+    range_numbers,
+    row_hashes,
+    total,
+)
 
 SCHEMA = pa.schema(
     [
@@ -146,7 +153,9 @@ def test_rows_find_the_range_that_they_are_in(handles: list[bytes], cuts: set[by
 def test_rows_that_differ_are_named() -> None:
     first = pa.array([b"a", b"b", b"c", b"d"], pa.binary())
     second = pa.array([b"d", b"x", b"b", b"a"], pa.binary())
-    found = compare_hashes(first, np.array([1, 2, 3, 4], np.uint64), second, np.array([4, 9, 7, 1], np.uint64))
+    found = compare_hashes(
+        first, np.array([1, 2, 3, 4], np.uint64), second, np.array([4, 9, 7, 1], np.uint64)
+    )
     assert (found.only_first.to_pylist(), found.only_second.to_pylist()) == ([b"c"], [b"x"])
     assert found.unequal.to_pylist() == [b"b"]
     nothing = pa.array([], pa.binary())

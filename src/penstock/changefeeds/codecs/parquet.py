@@ -35,7 +35,9 @@ _CHANGE_FIELDS = [
     pa.field(COMMIT_VERSION, pa.int64(), nullable=False),
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", tz="UTC"), nullable=False),
 ]
-_KINDS = pa.array(["insert", "update_postimage", "delete", "update_preimage"])  # first as in RowChanges.kinds
+_KINDS = pa.array(
+    ["insert", "update_postimage", "delete", "update_preimage"]
+)  # the first three as in RowChanges
 _PREIMAGE = 3
 _OPS = pa.array([OP_INSERT, OP_INSERT, OP_DELETE, OP_DELETE])  # of the kinds, an update as two halves
 _HALVES = pa.array([False, True, False, True])

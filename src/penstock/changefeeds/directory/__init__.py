@@ -1,1 +1,1 @@
-"""Reading a directory of changes, as Penstock's sink or TiCDC's wrote it: in order, up to its checkpoint."""
+"""Reads a directory of changes that Penstock's sink or TiCDC's wrote: in order, up to its checkpoint."""

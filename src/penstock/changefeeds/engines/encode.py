@@ -58,23 +58,23 @@ class EncodedChunk:
     traced: Traced = ()
 
 
-def encode_part(piece: Slice, number: int, options: EncoderOptions) -> Iterator[EncodedChunk]:
+def encode_part(slice_: Slice, number: int, options: EncoderOptions) -> Iterator[EncodedChunk]:
     """Yield the chunks of part `number` of a slice, in order; none when the filter leaves no row.
 
-    The same slice gives the same chunks. Together the chunks of all parts are the changes after `piece.start`
-    up to `piece.end`. Raises what reading changes raises (Unavailable, StaleRead, Corrupt), and Invalid for
-    options that do not fit the table.
+    The same slice gives the same chunks. Together the chunks of all parts are the changes of the slice.
+    Raises what reading changes raises (Unavailable, StaleRead, Corrupt), and Invalid for options that do not
+    fit the table.
     """
-    part = piece.parts[number]
-    rows = RowFilter.of(piece.schema, options.where)
+    part = slice_.parts[number]
+    rows = RowFilter.of(slice_.schema, options.where)
     pairing = Pairing(
-        piece.schema.table,
-        [column.name for column in output_columns(piece.schema, options)],
-        _columns_to_read(piece.schema, options, rows),
+        slice_.schema.table,
+        [column.name for column in output_columns(slice_.schema, options)],
+        _columns_to_read(slice_.schema, options, rows),
         None if rows is None else rows.keeps,
     )
-    chunks = _ChunkBuilder(_Bounds(piece, part), encoder_of(piece.schema, options), options)
-    for changes, whole in PartRows(part, pairing, piece.start).changes():
+    chunks = _ChunkBuilder(_Bounds(slice_, part), encoder_of(slice_.schema, options), options)
+    for changes, whole in PartRows(part, pairing, slice_.start).changes():
         yield from chunks.add(changes, whole=whole)
     yield from chunks.end()
 
@@ -258,30 +258,30 @@ class _Bounds:
     the rest of that timestamp.
     """
 
-    piece: Slice
+    slice_: Slice
     part: ChangesPartition
 
     def begin(self, first_ts: int) -> Position:
         """Return the position before its rows; `first_ts` is the commit of the first."""
-        low, own = self.part.handle_from, self.piece.dispatcher.handle_from
+        low, own = self.part.handle_from, self.slice_.dispatcher.handle_from
         if self.is_snapshot:
             begin = Position(self.part.to_ts, low)
         elif low > own:
             begin = Position(first_ts, low)
         else:
             begin = Position(self.part.from_ts)
-        return max(begin, self.piece.start)
+        return max(begin, self.slice_.start)
 
     def end(self, last_ts: int) -> Position:
         """Return the position after its rows; `last_ts` is the commit of the last."""
-        if self.part is self.piece.parts[-1]:
-            return self.piece.end
+        if self.part is self.slice_.parts[-1]:
+            return self.slice_.end
         return Position(last_ts, self.part.handle_to) if self.is_cut else Position(self.part.to_ts)
 
     @property
     def is_cut(self) -> bool:
         """Whether other parts have the rows of the same commit that follow."""
-        high, own = self.part.handle_to, self.piece.dispatcher.handle_to
+        high, own = self.part.handle_to, self.slice_.dispatcher.handle_to
         return bool(high) and (not own or high < own)
 
     @property
@@ -301,7 +301,7 @@ class _ChunkBuilder:
             options.chunk_bytes,
             options.commit_bytes_max,
             anywhere=bounds.is_snapshot,
-            never_inside=keys_move(bounds.piece.schema.table),
+            never_inside=keys_move(bounds.slice_.schema.table),
         )
         self._waiting: list[_UncutRows] = []
         self._last_chunk: EncodedChunk | None = None

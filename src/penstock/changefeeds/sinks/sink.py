@@ -19,8 +19,8 @@ class DmlEvent:
     index are on the remote; nothing else may move a checkpoint.
     """
 
-    def __init__(self, piece: Slice) -> None:
-        self.slice = piece
+    def __init__(self, slice_: Slice) -> None:
+        self.slice = slice_
         self._enqueued: list[Callable[[], None]] | None = []
         self._flushed: list[Callable[[], None]] | None = []
 

@@ -1,1 +1,1 @@
-"""From events to files: shards, encoding, spool, buffers, writing; rows stay with the engine."""
+"""The storage sink brings events into files: shards, encoding, spool, buffers, writing."""
