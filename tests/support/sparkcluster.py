@@ -148,7 +148,8 @@ class SparkCluster:
 
     def _write_python(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        packages = sysconfig.get_path("purelib")
+        tests = Path(__file__).parents[1]  # doubles in `support` go to executors by name
+        packages = f"{sysconfig.get_path('purelib')}:{tests}"
         self.python.write_text(_HIDING.format(packages=packages, python=sys.executable))
         self.python.chmod(0o755)
 
