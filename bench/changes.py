@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -391,7 +392,7 @@ def measure_collecting(folder: Path, storage: StorageRef, mixed: Written, to_ts:
     objects = view_of(storage, (MIXED,))
     for coalesce in (False, True):
         (took, rows), (plain_s, plain_rows) = versus(
-            lambda c=coalesce: collect(objects, START, to_ts, coalesce=c), plain
+            partial(collect, objects, START, to_ts, coalesce=coalesce), plain
         )
         assert coalesce or rows == plain_rows
         show(
@@ -414,14 +415,22 @@ def measure_collecting(folder: Path, storage: StorageRef, mixed: Written, to_ts:
         )
 
 
+def _merge_slices(view: TableView, upto: int) -> int:
+    return merge_slices(data_streams(view, upto))
+
+
+def _merge_sample(view: TableView, upto: int) -> int:
+    return merge_rows(data_streams(view, upto), SAMPLE)
+
+
 def measure_merging(storage: StorageRef, to_ts: int, split_ts: int) -> None:
     for name, view, upto, target in (
         ("merge by slices / row by row, mixed objects", view_of(storage, (MIXED,)), to_ts, ">= 20"),
         ("  transactions of three partitions in turn", view_of(storage, SPLIT), split_ts, ""),
     ):
         (took, rows), (one_s, one_rows) = versus(
-            lambda v=view, u=upto: merge_slices(data_streams(v, u)),
-            lambda v=view, u=upto: merge_rows(data_streams(v, u), SAMPLE),
+            partial(_merge_slices, view, upto),
+            partial(_merge_sample, view, upto),
         )
         rates = rows / took, one_rows / one_s
         detail = f"{rates[0]:12,.0f} rows/s against {rates[1]:12,.0f}"

@@ -100,7 +100,7 @@ def row_at_a_time(table: TableInfo, batch: pa.RecordBatch) -> float:
     started = time.process_time()
     for key, value in zip(keys, values, strict=True):
         row_of(table, read_record(table, key, value))
-    return batch.num_rows / (time.process_time() - started)
+    return float(batch.num_rows / (time.process_time() - started))
 
 
 def bulk(table: TableInfo, batches: list[pa.RecordBatch]) -> float:

@@ -54,7 +54,7 @@ def batches(rows: int, size: int, *, updates: bool = False) -> list[pa.RecordBat
 
 def log(raw: list[pa.RecordBatch], folder: Path) -> float:
     """Seconds until every batch is acknowledged."""
-    wal = Wal(folder / "wal", segment_bytes=64 << 20, queue_bytes=64 << 20, failed=print)
+    wal = Wal(folder / "wal", segment_bytes=64 << 20, queue_bytes=64 << 20, on_failure=print)
     wal.start(lambda _frame, _place: None)
     done = threading.Semaphore(0)
     started = time.perf_counter()

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from penstock.changefeeds.codecs.encoder import encoder_of
+from penstock.changefeeds.codecs.encoder import Encoder, encoder_of
 from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions
 from penstock.changefeeds.codecs.row_changes import INSERT, UPDATE, Pairing, RowChanges
 from penstock.changes import ChangeBatch, Hint
@@ -75,6 +76,11 @@ def measure(name: str, count: int, work: Callable[[], int]) -> None:
     print(f"{name:44} {count / best:12,.0f} rows/s {nbytes / best / 2**20:8.1f} MiB/s")
 
 
+def encode_all(encoder: Encoder, changes: RowChanges) -> int:
+    """Encode the changes in pieces; return the bytes."""
+    return sum(len(encoder.payload([encoder.encode(piece)])) for piece in changes.pieces(PIECE_ROWS, 1 << 30))
+
+
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 200_000
     pa.set_cpu_count(1)
@@ -103,9 +109,7 @@ def main() -> None:
         measure(
             name,
             count,
-            lambda encoder=encoder, changes=changes: sum(
-                len(encoder.payload([encoder.encode(piece)])) for piece in changes.pieces(PIECE_ROWS, 1 << 30)
-            ),
+            partial(encode_all, encoder, changes),
         )
     sides = batch_of(updates)
     pairing = Pairing(TABLE, rows.schema.names, rows.schema.names)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from penstock import eventloop
 from penstock.kv import AsyncClient, Client
@@ -29,7 +30,7 @@ SCAN_ROWS_MIN = 150_000
 
 
 async def transactions(
-    pd_addr: str, settings: KvSettings, protocol: dict[str, bool], callers: int, seconds: float
+    pd_addr: str, settings: KvSettings, protocol: dict[str, Any], callers: int, seconds: float
 ) -> float:
     """Transactions per second of `callers` tasks that each write two fresh keys a transaction."""
     client = await AsyncClient.connect([pd_addr], settings=settings)

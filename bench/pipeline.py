@@ -44,7 +44,7 @@ from penstock.sources.tikv.range_lock import LockedRange
 from penstock.sources.tikv.request_cache import RequestCache
 from penstock.sources.tikv.request_worker import RegionRequestWorker
 from penstock.sources.tikv.routing import Urgency
-from penstock.sources.tikv.subscription import RegionFeedState, RegionTask, SubscribedSpan
+from penstock.sources.tikv.subscription import RegionTask, SubscribedSpan
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.define import define_table
 from penstock.tables.keys import record_key
@@ -212,22 +212,9 @@ async def serve(rows: int) -> None:
     await server.wait_for_termination()
 
 
-class Alone:
+def fail(*reason: object) -> None:
     """Nothing ends in this run."""
-
-    def feed_initialized(self, state: RegionFeedState) -> None: ...
-
-    def feed_ended(self, state: RegionFeedState) -> None:
-        raise AssertionError(state.end)
-
-    def span_failed(self, _: SubscribedSpan, error: Exception) -> None:
-        raise error
-
-    def task_failed(self, _: RegionTask, end: object) -> None:
-        raise AssertionError(end)
-
-    def store_failed(self, store_id: int) -> None:
-        raise AssertionError(store_id)
+    raise AssertionError(reason)
 
 
 class Nowhere:
@@ -272,10 +259,11 @@ async def pull(addr: str, last_ts: int, rows: int, into: Nowhere | TableLog) -> 
         if ts >= last_ts:
             loop.call_soon_threadsafe(complete.set)
 
-    alone = Alone()
     processor = RegionEventProcessor(
         pipeline,
-        alone,
+        on_scanned=lambda _: None,
+        on_ended=fail,
+        on_failed=fail,
         workers=settings.region_workers,
         queue_size=settings.region_queue_size,
         queue_bytes=settings.region_queue_bytes,
@@ -299,7 +287,8 @@ async def pull(addr: str, last_ts: int, rows: int, into: Nowhere | TableLog) -> 
         cluster_id=1,
         cache=cache,
         processor=processor,
-        listener=alone,
+        on_given_back=fail,
+        on_lost=fail,
         new_matcher=lambda: Matcher(memory, spill),
         clock=SYSTEM,
     )

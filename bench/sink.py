@@ -15,12 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import count
 from pathlib import Path
 
 from obstore.store import LocalStore
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from changes import MIXED, START, a_table, seconds, show, write_mixed
 from changes import Written as Source
@@ -72,6 +72,11 @@ class Feeding:
         self.flushed_bytes += piece.nbytes
 
 
+def _write_plainly(feed: DataFrame, kind: str, folder: Path) -> int:
+    feed.write.format(kind).save(str(folder))
+    return 0
+
+
 def to_files(spark: SparkSession, tables: Sequence[Source], to_ts: int, uri: str) -> int:
     """All changes of the tables through the sink, a dispatcher each; returns the bytes of the files."""
 
@@ -120,9 +125,9 @@ def measure_formats(spark: SparkSession, folder: Path, changes: int) -> None:
         for attempt in range(4):
             out, theirs = folder / f"{protocol}-{attempt}", folder / f"plain-{plain}-{attempt}"
             uri = f"file://{out}?protocol={protocol}"
-            took, nbytes = seconds(lambda uri=uri: to_files(spark, tables, to_ts, uri))
+            took, nbytes = seconds(partial(to_files, spark, tables, to_ts, uri))
             ours_s.append(took)
-            took, _ = seconds(lambda path=theirs, kind=plain: feed.write.format(kind).save(str(path)) or 0)
+            took, _ = seconds(partial(_write_plainly, feed, plain, theirs))
             plain_s.append(took)
             shutil.rmtree(out)
             shutil.rmtree(theirs)

@@ -9,6 +9,7 @@ import argparse
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,13 @@ def measure_loads(spark: SparkSession, folder: Path, rows: int) -> None:
             eventloop.run(_split(store.pd_addr, table_id, rows, regions))
             tree = {"capture": {"storage": f"file://{folder}/loaded{regions}", "data": str(folder / "c")}}
             settings = base.model_copy(update={"capture": Settings.model_validate(tree).capture})
-            took, loaded = seconds(lambda n=name, s=settings: load_snapshot(spark, s, n).rows)
+            took, loaded = seconds(partial(_load, spark, settings, name))
             print(f"load from the key-value store, {regions} region(s): {loaded / took:12,.0f} rows/s")
         cluster.close()
+
+
+def _load(spark: SparkSession, settings: Settings, name: str) -> int:
+    return load_snapshot(spark, settings, name).rows
 
 
 async def _split(pd_addr: str, table_id: int, rows: int, regions: int) -> None:

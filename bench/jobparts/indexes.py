@@ -55,7 +55,7 @@ class Texts:
     def found(self, index: IndexWorld, row: int, version: int) -> bool:
         """Whether the index finds a row as of a version."""
         hits = index.search(self.word(row, version), columns=["id"], k=3).rows
-        return hits.column("id").to_pylist() == [row]
+        return bool(hits.column("id").to_pylist() == [row])
 
 
 class Points:
@@ -80,7 +80,7 @@ class Points:
         """Whether the index finds a row as of a version: nearest to where it is, and exactly there."""
         place = self._places(np.array([row]), version)[0].tolist()
         hit = index.search(vector=place, columns=["id"], k=10).rows.to_pylist()[0]
-        return hit["id"] == row and hit["_distance"] < 1e-3
+        return bool(hit["id"] == row and hit["_distance"] < 1e-3)
 
 
 class Kept:

@@ -166,7 +166,7 @@ def measure_sharing(folder: Path, rows: int, consumers: int, runs: int) -> None:
         first_ts, first = world.flush(), wide.copied()
         _change(wide, rows)
         with entered(world.job_source(clock=SYSTEM)) as source:
-            last_ts, last = world.known(), wide.copied()
+            last_ts, last = world.resolve_all(), wide.copied()
             consumer_types = {"drained": Drained, "parquet": ParquetCopy}
             copies = Copies(Bench(world, source, folder / "copies", consumers=consumer_types))
             nbytes = len(wide.values[0].as_py())

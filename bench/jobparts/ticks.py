@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from changes import show
 from jobparts.watching import WAIT_S, counted, until
@@ -137,8 +137,8 @@ async def ticks(enough: Callable[[list[Tick]], bool]) -> list[Tick]:
 
     def seen() -> tuple[float, float, float]:
         full = {"scope": "full"}
-        looks = (counted(metrics.JOBS_TICK_SECONDS, each, **full) for each in ("_count", "_sum"))
-        return (*looks, counted(metrics.JOBS_SUBMITTED_TOTAL, "_total"))
+        count, total = (counted(metrics.JOBS_TICK_SECONDS, part, **full) for part in ("_count", "_sum"))
+        return count, total, counted(metrics.JOBS_SUBMITTED_TOTAL, "_total")
 
     found: list[Tick] = []
     before = seen()
@@ -160,7 +160,7 @@ async def measure_ticks(settings: Settings, tables: int, jobs: int, changing: in
         await ScanFollower.connect(settings, client) as source,
     ):
         face = Client(client)
-        world: Any = JobWorld(settings, client, face, Catalog(face), source, Jobs(face), capture=None)
+        world = JobWorld(settings, client, face, Catalog(face), source, Jobs(face), capture=None)
         await world.do(world.db.create_database, "shop")
         async with world.running(find={"counting": Counting}.__getitem__):
             shop = Shop(world, jobs // tables, changing)

@@ -11,7 +11,7 @@ WAIT_S = 180.0
 def counted(metric: Any, suffix: str, **labels: str) -> float:
     """What a metric has come to, over all labels that are not given."""
     return sum(
-        sample.value
+        float(sample.value)
         for family in metric.collect()
         for sample in family.samples
         if sample.name.endswith(suffix) and labels.items() <= sample.labels.items()

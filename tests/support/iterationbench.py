@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock import eventloop
 from penstock.errors import Invalid
+from penstock.follow.source import ScanSource
 from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.iteration_run import IterationRunner
@@ -28,7 +29,7 @@ class Bench:
     """A table, a log and consumers by name; `ends` is what was told of each job."""
 
     world: TableWorld
-    source: WorldSource
+    source: ScanSource
     folder: Path
     log: MemoryLog = field(default_factory=MemoryLog)
     consumers: dict[str, type[Consumer]] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class JobWorld:
     db: Catalog
     source: ScanFollower
     jobs: Jobs
-    capture: Capture
+    capture: Capture | None
 
     async def do(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Run blocking work beside the loop."""
