@@ -4,9 +4,9 @@ Metrics of the design documents change only their prefix: `tidb_tikvclient_x` is
 `ticdc_x` is `penstock_x`.
 """
 
-from bisect import bisect_left
+import threading
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Metric
 
 __all__ = [
     "JOBS_ADOPTED_TOTAL",
@@ -42,12 +42,27 @@ def exponential(start: float, factor: float, count: int) -> tuple[float, ...]:
 
 
 class CountedHistogram(Histogram):
-    """A histogram that takes many equal observations at the cost of one, for hot paths."""
+    """A histogram that takes many observations of zero at the cost of one, for hot paths. Thread-safe."""
 
-    def observe_many(self, amount: float, count: int) -> None:
-        """Observe the same amount `count` times."""
-        self._sum.inc(amount * count)
-        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
+    _zeros = 0
+    _adding = threading.Lock()
+
+    def observe_zeros(self, count: int) -> None:
+        """Observe zero `count` times."""
+        with self._adding:
+            self._zeros += count
+
+    def collect(self) -> list[Metric]:
+        """Return all observations. One of zero is in every bucket and adds nothing to the sum."""
+        families = list(super().collect())
+        for family in families:
+            family.samples = [
+                sample._replace(value=sample.value + self._zeros)
+                if sample.name.endswith(("_bucket", "_count"))
+                else sample
+                for sample in family.samples
+            ]
+        return families
 
 
 _SECONDS = exponential(0.0005, 2, 20)

@@ -218,7 +218,7 @@ class SpanWorker:
             self._dropped = 0
         unwaited = self._quota.take_unwaited()
         if unwaited:
-            metrics.SPAN_PIPELINE_QUOTA_ACQUIRE_DURATION_SECONDS.observe_many(0, unwaited)
+            metrics.SPAN_PIPELINE_QUOTA_ACQUIRE_DURATION_SECONDS.observe_zeros(unwaited)
 
 
 _log = logging.getLogger(__name__)
