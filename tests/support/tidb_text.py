@@ -1,0 +1,196 @@
+"""Values as a record of TiDB has them: text by MySQL's type, and rows held against a table of a record.
+
+differences = compare_rows(point.tables["d1.t"], arrow_table)   # none: equal
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from support.tidb_history import PointTable
+
+__all__ = ["compare_rows", "compare_text", "expected_rows", "to_text"]
+
+_SHOWN_MAX = 3
+_KIND = re.compile(r"(\w+)(?:\((.*)\))?", re.DOTALL)
+
+Text = str | None
+TextRow = tuple[Text, ...]
+
+
+def to_text(type_text: str, value: Any) -> Text:
+    """Return a value of a reader (an Arrow scalar's Python value, or text) as the record writes it."""
+    if value is None:
+        return None
+    name, sizes = _parse(type_text)
+    return _WRITERS.get(name, _plain)(value, sizes)
+
+
+def expected_rows(table: PointTable, columns: Sequence[str]) -> list[TextRow]:
+    """Return TiDB's rows with the given columns, in the form that `to_text` gives."""
+    places = [table.columns.index(name) for name in columns]
+    kinds = [_parse(table.types[place]) for place in places]
+    return [
+        tuple(_normal(kind, row[place]) for kind, place in zip(kinds, places, strict=True))
+        for row in table.rows
+    ]
+
+
+def compare_rows(table: PointTable, found: pa.Table) -> list[str]:
+    """Return how rows read as Arrow differ from TiDB's; an empty list when they are equal.
+
+    Columns that TiDB computes on read are in neither the key-value store nor TiCDC's output.
+    """
+    names = list(table.stored_columns)
+    if found.column_names != names:
+        return [f"{table.name}: columns are {found.column_names}, TiDB has {names}"]
+    columns = []
+    for name in names:
+        kind = table.types[table.columns.index(name)]
+        columns.append([to_text(kind, value) for value in found.column(name).to_pylist()])
+    return compare_text(table, names, zip(*columns, strict=True))
+
+
+def compare_text(table: PointTable, columns: Sequence[str], found: Iterable[TextRow]) -> list[str]:
+    """Return how rows of texts differ from TiDB's, in any order; an empty list when they are equal."""
+    wanted, got = Counter(expected_rows(table, columns)), Counter(found)
+    missing, extra = list((wanted - got).elements()), list((got - wanted).elements())
+    if not missing and not extra:
+        return []
+    said = [f"{table.name}: {len(missing)} rows of TiDB are missing, {len(extra)} are not TiDB's"]
+    for left, right in list(zip(_in_order(missing), _in_order(extra), strict=False))[:_SHOWN_MAX]:
+        cells = zip(columns, left, right, strict=True)
+        said.append(f"  {[(name, a, b) for name, a, b in cells if a != b]} of {left[0]}"[:600])
+    said += [f"  missing {row}"[:600] for row in _in_order(missing)[len(extra) :][:_SHOWN_MAX]]
+    said += [f"  extra {row}"[:600] for row in _in_order(extra)[len(missing) :][:_SHOWN_MAX]]
+    return said
+
+
+def _in_order(rows: Iterable[TextRow]) -> list[TextRow]:
+    return sorted(rows, key=repr)
+
+
+def _parse(type_text: str) -> tuple[str, list[int]]:
+    found = _KIND.match(type_text)
+    assert found is not None, f"{type_text} is no type"
+    name = found[1].lower()
+    if name in {"enum", "set"} or not found[2]:
+        return name, []
+    return name, [int(size) for size in found[2].split(",")]
+
+
+def _normal(kind: tuple[str, list[int]], text: Text) -> Text:
+    """Return the one form of a text of TiDB."""
+    if text is None or kind[0] not in _SEVERAL_FORMS:
+        return text
+    return _SEVERAL_FORMS[kind[0]](text, kind[1])
+
+
+def _plain(value: Any, _: list[int]) -> str:
+    return str(value)
+
+
+def _float32(value: Any, _: list[int]) -> str:
+    return repr(float(np.float32(value)))
+
+
+def _float64(value: Any, _: list[int]) -> str:
+    return repr(float(value))
+
+
+def _document(value: Any, _: list[int]) -> str:
+    """Versions of TiDB write the doubles in JSON differently: 1 and 1.0, 1e+100 and 1e100."""
+    return json.dumps(json.loads(value, parse_float=_number), ensure_ascii=False)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _real_moment(value: Any, _: list[int]) -> Text:
+    """Arrow has no value for a date that is none: 0000-00-00, 2024-02-31. Readers get NULL."""
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return str(value)
+
+
+def _decimal(value: Any, sizes: list[int]) -> str:
+    number = Decimal(value)
+    scale = sizes[1] if len(sizes) > 1 else 0
+    shown = f"{number:.{scale}f}"
+    return shown if Decimal(shown) == number else str(number)
+
+
+def _hex(value: Any, _: list[int]) -> str:
+    return value if isinstance(value, str) else "0x" + bytes(value).hex()
+
+
+def _bits(value: Any, sizes: list[int]) -> str:
+    return "0x" + int(value).to_bytes((sizes[0] + 7) // 8, "big").hex()
+
+
+def _date(value: Any, _: list[int]) -> str:
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def _moment(value: Any, sizes: list[int]) -> str:
+    if not isinstance(value, datetime):
+        return str(value)
+    seconds = value.replace(tzinfo=None).isoformat(sep=" ", timespec="seconds")
+    return seconds + _fraction(value.microsecond, sizes)
+
+
+def _span(value: Any, sizes: list[int]) -> str:
+    if not isinstance(value, timedelta):
+        return str(value)
+    micros = value // timedelta(microseconds=1)
+    seconds, part = divmod(abs(micros), 1_000_000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{'-' * (micros < 0)}{hours:02}:{minutes:02}:{seconds:02}{_fraction(part, sizes)}"
+
+
+def _fraction(micros: int, sizes: list[int]) -> str:
+    """Digits beyond those of the column are shown, so that they differ."""
+    digits = sizes[0] if sizes else 0
+    shown = f"{micros:06}"
+    kept = shown[:digits] if not shown[digits:].strip("0") else shown
+    return f".{kept}" if kept else ""
+
+
+def _vector(value: Any, _: list[int]) -> str:
+    return value if isinstance(value, str) else "[{}]".format(",".join(f"{number:g}" for number in value))
+
+
+_Writer = Callable[[Any, list[int]], Text]
+_SEVERAL_FORMS: dict[str, _Writer] = {
+    "float": _float32,
+    "double": _float64,
+    "json": _document,
+    **dict.fromkeys(("date", "datetime", "timestamp"), _real_moment),
+}
+_WRITERS: dict[str, _Writer] = {
+    "float": _float32,
+    "double": _float64,
+    "json": _document,
+    "decimal": _decimal,
+    **dict.fromkeys(
+        ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"),
+        _hex,
+    ),
+    "bit": _bits,
+    "date": _date,
+    **dict.fromkeys(("datetime", "timestamp"), _moment),
+    "time": _span,
+    "vector": _vector,
+}
