@@ -261,6 +261,8 @@ async def _split(session: Session, bo: Backoffer, keys: Sequence[bytes]) -> list
 async def _wait_until_scattered(session: Session, bo: Backoffer, region_id: int) -> None:
     while True:
         operator = await session.pd.get_operator(region_id, bo=bo)
-        if operator.desc != b"scatter-region" or operator.status != pdpb.OperatorStatus.RUNNING:
+        if operator is None or operator.desc != b"scatter-region":
+            return
+        if operator.status != pdpb.OperatorStatus.RUNNING:
             return
         await bo.backoff(BackoffKind.REGION_MISS, f"region {region_id} is being placed")

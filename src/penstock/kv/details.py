@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from penstock import metrics
 from penstock.clock import Clock
@@ -26,6 +26,14 @@ class CommitDetails:
     prewrite_regions: int = 0
     amended_keys: int = 0
     fell_back_from: str = ""
+
+    def as_fields(self) -> dict[str, float | int | str]:
+        """Return what is not zero or empty, by name, as fields of a log line."""
+        return {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+            if value
+        }
 
     @contextmanager
     def span(self, clock: Clock, name: str) -> Iterator[None]:

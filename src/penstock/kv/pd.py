@@ -139,7 +139,7 @@ class PdClient:
         """Return a store, or None when it is gone for good."""
         try:
             answer = await self._call("GetStore", pdpb.GetStoreRequest(store_id=store_id), bo)
-        except _NoSuchStore:
+        except _NotFound:
             return None
         store: metapb.Store = answer.store
         return None if store.state == metapb.Tombstone else store
@@ -183,11 +183,19 @@ class PdClient:
         request = pdpb.ScatterRegionRequest(region_id=region_id, regions_id=[region_id])
         await self._call("ScatterRegion", request, bo)
 
-    async def get_operator(self, region_id: int, *, bo: Backoffer | None = None) -> pdpb.GetOperatorResponse:
-        """Return what the placement driver is doing, or did last, to a region."""
-        answer: pdpb.GetOperatorResponse = await self._call(
-            "GetOperator", pdpb.GetOperatorRequest(region_id=region_id), bo
-        )
+    async def get_operator(
+        self, region_id: int, *, bo: Backoffer | None = None
+    ) -> pdpb.GetOperatorResponse | None:
+        """Return what the placement driver is doing, or did last, to a region.
+
+        None: it is doing nothing. The placement driver forgets an operator soon after its end.
+        """
+        try:
+            answer: pdpb.GetOperatorResponse = await self._call(
+                "GetOperator", pdpb.GetOperatorRequest(region_id=region_id), bo
+            )
+        except _NotFound:
+            return None
         return answer
 
     async def _region(self, method: str, request: Message, bo: Backoffer | None) -> RegionInfo:
@@ -239,8 +247,8 @@ class PdClient:
             raise Unavailable(f"{method} at {leader}: the connection was closed") from cause
         problem = answer.header.error
         if problem.type != pdpb.OK:
-            if method == "GetStore" and "not found" in problem.message:
-                raise _NoSuchStore
+            if _says_not_found(method, problem):
+                raise _NotFound
             raise Unavailable(f"{method} at {leader}: {problem.message}")
         return answer
 
@@ -252,8 +260,14 @@ class PdClient:
         await self._members.close()
 
 
-class _NoSuchStore(Exception):
-    """The placement driver has forgotten a store."""
+class _NotFound(Exception):
+    """The placement driver has forgotten the store or the operator that was asked for."""
+
+
+def _says_not_found(method: str, problem: pdpb.Error) -> bool:
+    if method == "GetOperator":
+        return bool(problem.type == pdpb.REGION_NOT_FOUND)
+    return method == "GetStore" and "not found" in problem.message
 
 
 def _encode_key(key: bytes) -> bytes:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -269,7 +269,7 @@ class AsyncTransaction:
         """
         self._check_active()
         self._phase = TxnPhase.COMMITTING
-        with measure_command(self._session.clock, "commit"):
+        with measure_command(self._session.clock, "commit"), self._log_if_slow():
             try:
                 self.commit_ts = await self._commit()
             except BaseException:
@@ -301,6 +301,23 @@ class AsyncTransaction:
             committer.details.local_latch_s = latch.waited_s
             latch.commit_ts = await committer.execute()
             return latch.commit_ts
+
+    @contextmanager
+    def _log_if_slow(self) -> Iterator[None]:
+        """Log the spans of a commit that takes longer than `slow_commit_ms`, whether it succeeds or fails."""
+        clock = self._session.clock
+        began = clock.monotonic()
+        try:
+            yield
+        finally:
+            seconds = clock.monotonic() - began
+            details = self.commit_details
+            if details is not None and seconds * 1000 >= self._session.settings.slow_commit_ms:
+                start_ts = self._opened.scope.start_ts if self._opened is not None else 0
+                _log.info(
+                    "slow commit",
+                    extra={"start_ts": start_ts, "commit_total_s": round(seconds, 6), **details.as_fields()},
+                )
 
     @asynccontextmanager
     async def _hold_latches(self, mutations: Mutations, start_ts: int) -> AsyncIterator[Latch]:

@@ -73,6 +73,8 @@ class KvSettings(Frozen):
     """Most rows of one scan request. A scan begins with smaller ones."""
     batch_get_keys: int = Field(5120, ge=1)
     """Keys of one batch-get request."""
+    slow_commit_ms: float = Field(300, ge=0)
+    """Milliseconds from which a commit is logged with what each of its steps took."""
     local_latches: int = Field(0, ge=0)
     """Latch slots for optimistic commits, rounded up to a power of two; 0 turns latches off."""
 

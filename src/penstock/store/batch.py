@@ -1,6 +1,7 @@
 """The batched stream: a message has many commands, and each is answered as soon as it is ready."""
 
 import asyncio
+import logging
 import types
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator
@@ -17,6 +18,8 @@ from penstock.store.faults import FaultStruck
 from penstock.store.server import end_call
 
 __all__ = ["BATCHED", "BatchCommandsStream"]
+
+_log = logging.getLogger(__name__)
 
 BATCH_MAX = 128
 BATCH_BYTES = 8 * 1024 * 1024  # a message of this size takes no further answer
@@ -127,8 +130,12 @@ class BatchCommandsStream:
     def _handle(self, request_id: int, request: tikvpb.BatchCommandsRequest.Request) -> None:
         name = request.WhichOneof("cmd")
         command = self._commands.get(name) if name is not None else None
-        if name is None or command is None:
+        if name == "Empty":
             self._handle_empty(request_id, request.Empty)
+        elif name is None or command is None:
+            # As in TiKV: an answer without a command, which every client takes for an error.
+            _log.warning("a batch has a command that is not served; its answer is empty")
+            self._answers.append((request_id, "", tikvpb.BatchCommandsEmptyResponse()))
         elif command.effect is Effect.READS and not self._executor.faults.active:
             self._handle_read(request_id, name, command, getattr(request, name))
         else:
@@ -190,7 +197,9 @@ class BatchCommandsStream:
         size = 0
         while self._answers and len(request_ids) < BATCH_MAX and size < BATCH_BYTES:
             request_id, name, response = self._answers.popleft()
-            getattr(responses.add(), name).CopyFrom(response)
+            answer = responses.add()
+            if name:
+                getattr(answer, name).CopyFrom(response)
             request_ids.append(request_id)
             size += response.ByteSize()
         if self._health.sample_if_due():

@@ -199,5 +199,6 @@ async def test_stores_safe_points_and_operators(embedded, reader):
     now = await reader.pd.timestamp()
     assert await reader.pd.update_service_gc_safe_point("capture", 60, now) <= now
     region = await reader.pd.get_region(b"k")
+    assert await reader.pd.get_operator(region.meta.id) is None
     await reader.pd.scatter_region(region.meta.id)
     assert (await reader.pd.get_operator(region.meta.id)).region_id == region.meta.id

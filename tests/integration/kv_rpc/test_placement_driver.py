@@ -163,6 +163,8 @@ async def test_stores_and_safe_points(cluster, connect):
     await client.scatter_region(1)
     operator = await client.get_operator(1)
     assert (operator.desc, operator.status) == (b"scatter-region", pdpb.SUCCESS)
+    cluster.pd.script["GetOperator"].append(pdpb.Error(type=pdpb.REGION_NOT_FOUND, message="Not Found"))
+    assert await client.get_operator(1) is None
 
 
 async def test_timestamps_asked_together_come_from_one_request_in_order(cluster, connect, fakes):

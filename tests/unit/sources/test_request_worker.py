@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+import pytest
 
 from penstock.clock import SYSTEM
 from penstock.kv.rpc.connections import Dialer
@@ -153,7 +154,9 @@ async def test_a_stream_is_not_opened_before_there_is_a_region_to_ask_for() -> N
         assert made.store.streams == 1
 
 
-async def test_events_go_to_their_regions_and_those_of_others_are_dropped() -> None:
+async def test_events_go_to_their_regions_and_those_of_others_are_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with rig() as made:
         span = a_span()
         await made.follow(a_task(span, 1, b"a", b"m"), a_task(span, 2, b"m", b"z"))
@@ -174,6 +177,11 @@ async def test_events_go_to_their_regions_and_those_of_others_are_dropped() -> N
         await until(lambda: len(made.processor.resolved) == 3)
     assert made.processor.entries == [(1, 2)]
     assert made.processor.resolved == [(1, [2], 40), (1, [1, 2], 50), (1, [2], 70)]
+    unknown = [record for record in caplog.records if "regions that are not followed" in record.getMessage()]
+    assert [(record.sub_id, record.regions, record.first_regions) for record in unknown] == [
+        (1, 1, [5]),
+        (1, 1, [5]),
+    ]
 
 
 async def test_a_region_with_an_error_is_stopped_forgotten_and_passed_on() -> None:

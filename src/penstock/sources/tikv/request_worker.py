@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -35,6 +35,7 @@ _PAUSE_S = 1.0
 _SWEEP_S = 10.0
 
 _log = logging.getLogger(__name__)
+_LOGGED_REGIONS = 3
 
 
 class RegionRequestWorker:
@@ -220,9 +221,28 @@ class RegionRequestWorker:
             return
         feeds = self._feeds.get(resolved.request_id, {})
         states = [feeds[region_id] for region_id in resolved.regions if region_id in feeds]
+        if len(states) < len(resolved.regions):
+            self._log_unknown(resolved, feeds)
         metrics.PULLER_EVENTS_TOTAL.labels("resolved").inc(len(resolved.regions))
         if states:
             await self._processor.dispatch_resolved(states[0].task.span, states, resolved.ts)
+
+    def _log_unknown(self, resolved: cdcpb.ResolvedTs, feeds: Mapping[int, RegionFeedState]) -> None:
+        """Log regions of a resolved timestamp that are not followed, since their timestamp is not used.
+
+        A subscription without any feed has just ended here: its last timestamps are expected.
+        """
+        unknown = [region_id for region_id in resolved.regions if region_id not in feeds]
+        _log.log(
+            logging.WARNING if feeds else logging.DEBUG,
+            "a resolved timestamp names regions that are not followed",
+            extra={
+                "store_id": self.store_id,
+                "sub_id": resolved.request_id,
+                "regions": len(unknown),
+                "first_regions": unknown[:_LOGGED_REGIONS],
+            },
+        )
 
     def _end_feed(self, state: RegionFeedState, end: FeedEnd) -> None:
         sub_id = state.task.span.sub_id
