@@ -280,7 +280,7 @@ class DeploymentTables:
         self._clock = clock
 
     def tables(self, at_ts: int) -> Sequence[SchemaVersion]:
-        """Return every table that existed at a timestamp.
+        """Return every table that existed at a timestamp and can be read.
 
         Raises Invalid when the cluster has collected the schema of that time.
         """
@@ -289,7 +289,7 @@ class DeploymentTables:
             SchemaVersion(0, 0, table, database.name)
             for database in schema.databases.values()
             for table in schema.tables[database.id].values()
-            if table.is_base_table
+            if table.is_base_table and not table.unreadable
         ]
 
     def rows(self, schema: SchemaVersion, at_ts: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ garbage collection has removed are older than any row that will still come.
 `read_description` and `read_job` decode a change of a meta key. The module has no I/O.
 """
 
+import logging
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,12 +18,19 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.errors import Unavailable
+from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import refusal
 from penstock.tables.ddl_jobs import DdlJob
 from penstock.tables.keys import META_HASH, META_PREFIX, decode_meta_key, meta_hash_prefix, prefix_end
-from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, parse_json
+from penstock.tables.meta import (
+    DATABASES,
+    JOB_HISTORY,
+    database_field,
+    parse_json,
+    read_job_record,
+    read_table,
+)
 from penstock.tables.schema import DatabaseInfo, TableInfo
 
 __all__ = [
@@ -31,10 +39,13 @@ __all__ = [
     "DatabaseDescription",
     "SchemaHistory",
     "TableDescription",
+    "carry_names",
     "read_description",
     "read_job",
 ]
 
+
+_log = logging.getLogger(__name__)
 
 META_RANGE = (META_PREFIX, prefix_end(META_PREFIX))
 """The key range to subscribe to."""
@@ -47,7 +58,10 @@ _TABLE_FIELD = b"Table:"
 
 
 class TableDescription(NamedTuple):
-    """A table of a database; None: it was dropped, or has moved to another database."""
+    """A table of a database; None: it was dropped, or has moved to another database.
+
+    The table may be unreadable, and have no name then.
+    """
 
     database_id: int
     table_id: int
@@ -55,7 +69,7 @@ class TableDescription(NamedTuple):
 
 
 class DatabaseDescription(NamedTuple):
-    """A database; None: it was dropped."""
+    """A database; None: it was dropped. Its name is empty when its description is damaged."""
 
     database_id: int
     database: DatabaseInfo | None
@@ -67,21 +81,31 @@ def read_description(key: bytes, value: bytes | None) -> TableDescription | Data
         name, kind, field, _ = decode_meta_key(key)
         if kind != META_HASH or field is None or not field.startswith(_TABLE_FIELD):
             return None
-        table = None if value is None else TableInfo.from_json(parse_json(value))
-        return TableDescription(_number(name, _DATABASE_FIELD), _number(field, _TABLE_FIELD), table)
+        table_id = _number(field, _TABLE_FIELD)
+        table = None if value is None else read_table(table_id, value)
+        return TableDescription(_number(name, _DATABASE_FIELD), table_id, table)
     if key.startswith(_DATABASE_LIST):
         field = decode_meta_key(key).field
         assert field is not None, "a field of a hash has a name"
-        database = None if value is None else DatabaseInfo.from_json(parse_json(value))
-        return DatabaseDescription(_number(field, _DATABASE_FIELD), database)
+        database_id = _number(field, _DATABASE_FIELD)
+        return DatabaseDescription(database_id, None if value is None else _database(database_id, value))
     return None
 
 
 def read_job(key: bytes, value: bytes | None) -> DdlJob | None:
-    """Decode the finished DDL job in a key's new value; None when it has none."""
+    """Decode the finished DDL job in a key's new value; None when it has none that can be read."""
     if value is None or not key.startswith(_JOB_LIST):
         return None
-    return DdlJob.from_json(parse_json(value))
+    return read_job_record(value)
+
+
+def _database(database_id: int, value: bytes) -> DatabaseInfo:
+    """Decode a database; one whose description is damaged has no name."""
+    try:
+        return DatabaseInfo.from_json(parse_json(value))
+    except Corrupt as error:
+        _log.error("a database cannot be read", extra={"database_id": database_id, "reason": str(error)})
+        return DatabaseInfo(database_id, "")
 
 
 def _number(name: bytes, prefix: bytes) -> int:
@@ -136,7 +160,7 @@ class SchemaHistory:
                 description = read_description(key, value)
                 if isinstance(description, TableDescription):
                     self._add_version(commit_ts, description)
-                elif description is not None and description.database is not None:
+                elif description is not None and description.database and description.database.name:
                     self._databases[description.database_id] = description.database.name
         return False
 
@@ -264,20 +288,26 @@ class SchemaHistory:
             assert table is not None
             if not version.refused:
                 stored = table
-            elif stored is not None:
+            elif stored is not None and not table.unreadable:
                 table = replace(table, columns=stored.columns, indexes=stored.indexes)
+            elif stored is not None:
+                parts = {"partition": table.extra.get("partition")}
+                table = replace(stored, name=table.name, extra={**stored.extra, **parts})
             database = self._databases.get(version.database_id, "")
             shown.append(SchemaVersion(version.since_ts, version.since_ts, table, database))
         return shown[::-1]
 
     def _add_version(self, commit_ts: int, description: TableDescription) -> None:
         database_id, table_id, table = description
+        versions = self._versions.setdefault(table_id, [])
+        if table is not None and not table.name:
+            before = [version.table for version in versions if version.since_ts < commit_ts and version.table]
+            table = carry_names(table, before[-1] if before else None)
         refused = refusal(table) if table is not None and table.is_base_table else ""
         for physical_id in table.physical_ids if table else ():
             self._logical.setdefault(physical_id, set()).add(table_id)
             if refused:
                 self._refused.add(physical_id)
-        versions = self._versions.setdefault(table_id, [])
         had = {
             physical_id for version in versions if version.table for physical_id in version.table.physical_ids
         }
@@ -288,6 +318,11 @@ class SchemaHistory:
         elif table is not None:
             # A move to another database removes the description there and writes it here, at once.
             versions[versions.index(same)] = _Version(commit_ts, database_id, table, refused)
+
+
+def carry_names(table: TableInfo, before: TableInfo | None) -> TableInfo:
+    """Return a table that is so damaged that it has no name as the table that it was, but unreadable."""
+    return table if before is None else replace(before, unreadable=table.unreadable)
 
 
 def _has_at(versions: list[_Version], ts: int, physical_id: int) -> bool:

@@ -64,6 +64,8 @@ def side_schema(table: TableInfo, side: Side) -> pa.Schema:
 
 def refusal(table: TableInfo) -> str:
     """Return why rows of a table cannot be kept, for people; empty when they can."""
+    if table.unreadable:
+        return table.unreadable
     try:
         side_schema(table, "data")
     except Invalid as error:

@@ -60,9 +60,12 @@ class VisibleTables:
     ) -> Iterator[TableChange]:
         """Yield what a transaction changes for readers; it comes after all that was entered.
 
-        Views and sequences have no rows and do not count.
+        Views and sequences have no rows and do not count. A version that cannot be read does not count
+        either: the table stays what it was until it can be read again, or is dropped.
         """
         for database_id, table_id, table in described:
+            if table is not None and table.unreadable:
+                continue
             seen = self._seen.get(table_id)
             before = seen[-1].schema if seen else None
             after = None
@@ -192,7 +195,7 @@ class DdlHistory:
                 self._jobs.add(job, commit_ts)
             return
         self._unsettled.setdefault(commit_ts, _Described()).add(described)
-        if isinstance(described, DatabaseDescription) and described.database is not None:
+        if isinstance(described, DatabaseDescription) and described.database and described.database.name:
             self._names[described.database_id] = described.database.name
 
     def advance_resolved_ts(self, ts: int) -> None:
@@ -296,6 +299,8 @@ class DdlHistory:
             if (info is not None) == (database_id in self._databases):
                 continue  # only its charset changed, or it is half dropped: nothing that a reader sees
             name = self._names.get(database_id, "")
+            if not name:
+                continue  # its description is damaged; it is created once it can be read
             inside: tuple[TableChange, ...] = ()
             if info is None:
                 inside = tuple(

@@ -12,8 +12,9 @@ UNSPECIFIED = -1
 
 
 class Tp(IntEnum):
-    """MySQL's type codes."""
+    """MySQL's type codes. `UNSPECIFIED` is that of a view's columns, which have no type of their own."""
 
+    UNSPECIFIED = 0
     TINY = 1
     SHORT = 2
     LONG = 3
@@ -97,7 +98,7 @@ class FieldType:
             code = Tp(tree["Tp"])
         except (KeyError, ValueError) as error:
             raise Corrupt(
-                f"column type {tree.get('Tp')!r} is unknown; upgrade Penstock to read this schema"
+                f"type {tree.get('Tp')!r} is unknown; upgrade Penstock to read this table"
             ) from error
         return cls(
             tp=code,
@@ -211,8 +212,11 @@ class ColumnInfo:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read TiDB's JSON."""
-        kind = FieldType.from_json(tree["type"])
+        """Read TiDB's JSON; raise Corrupt when the column's type is unknown."""
+        try:
+            kind = FieldType.from_json(tree["type"])
+        except Corrupt as error:
+            raise Corrupt(f"column {name_from_json(tree['name'])}: {error}") from error
         return cls(
             id=tree["id"],
             name=name_from_json(tree["name"]),

@@ -93,8 +93,8 @@ class SchemaChange:
         return table
 
     def drop_table(self, name: str) -> None:
-        """Remove a table."""
-        database, table = self.schema.place(name)
+        """Remove a table, also one that cannot be read."""
+        database, table = self.schema.place(name, unreadable=True)
         self._meta.delete_table(database.id, table)
         query = f"DROP TABLE {quote(database.name)}.{quote(table.name)}"
         self._finish(_Change(DdlAction.DROP_TABLE, query, database, table, table.id))

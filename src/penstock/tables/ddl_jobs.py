@@ -78,7 +78,7 @@ class DdlJob:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read TiDB's JSON; raise Corrupt when it is not a job."""
+        """Read TiDB's JSON; raise Corrupt when it is not a job. Its tables may be unreadable."""
         try:
             info = tree.get("binlog") or {}
             database, table = info.get("DBInfo"), info.get("TableInfo")
@@ -93,14 +93,15 @@ class DdlJob:
                 start_ts=tree.get("start_ts", 0),
                 schema_version=info.get("SchemaVersion", 0),
                 database=DatabaseInfo.from_json(database) if database else None,
-                table=TableInfo.from_json(table) if table else None,
+                table=_table(table) if table else None,
                 finished_ts=info.get("FinishedTS", 0),
                 state=tree.get("state", _SYNCED),
-                tables=tuple(map(TableInfo.from_json, info.get("MultipleTableInfos") or ())),
+                tables=tuple(map(_table, info.get("MultipleTableInfos") or ())),
                 extra={name: member for name, member in tree.items() if name not in _MEMBERS},
             )
-        except (KeyError, TypeError) as error:
-            raise Corrupt(f"DDL job {tree.get('id')} is damaged: {error!r}") from error
+        except (AttributeError, KeyError, TypeError) as error:
+            number = tree.get("id") if isinstance(tree, Mapping) else "of the history"
+            raise Corrupt(f"DDL job {number} is damaged: {error!r}") from error
 
     def to_json(self) -> dict[str, Any]:
         """Write TiDB's JSON of a finished job."""
@@ -127,6 +128,10 @@ class DdlJob:
                 "MultipleTableInfos": [table.to_json() for table in self.tables] or None,
             },
         }
+
+
+def _table(tree: Mapping[str, Any]) -> TableInfo:
+    return TableInfo.describe(tree["id"], tree)
 
 
 @dataclass(frozen=True, slots=True)

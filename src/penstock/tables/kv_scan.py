@@ -112,12 +112,10 @@ def plan_scan(
 
 
 def scan_of(cluster: ClusterRef, place: TablePlace, ts: int, columns: Sequence[str] | None = None) -> KvScan:
-    """Return a scan of a table at `ts`; raise Invalid for a view, a sequence, or an unknown column."""
+    """Return a scan of a table at `ts`; raise Invalid when it is none or has no such column."""
     table = place.table
     if not table.is_base_table:
-        raise Invalid(
-            f"{place.database.name}.{table.name} is a view or a sequence and has no rows; scan a table"
-        )
+        raise Invalid(f"{place.database.name}.{table.name} is a {table.kind} and has no rows; scan a table")
     if columns is None:
         return KvScan(cluster, table, ts, tuple(column.name for column in table.stored_columns))
     if not columns:

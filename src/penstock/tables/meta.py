@@ -5,6 +5,7 @@ database.
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from penstock.tables.codec.ordered import encode_uint
 from penstock.tables.ddl_jobs import DdlJob, SchemaDiff
 from penstock.tables.keys import meta_hash_key, meta_hash_prefix, meta_string_key, prefix_end
 from penstock.tables.schema import DatabaseInfo, TableInfo
+
+_log = logging.getLogger(__name__)
 
 NEXT_GLOBAL_ID = b"NextGlobalID"
 SCHEMA_VERSION = b"SchemaVersionKey"
@@ -58,25 +61,32 @@ class MetaReader:
         return self.number(SCHEMA_VERSION)
 
     def databases(self) -> Iterator[DatabaseInfo]:
-        """Yield every database."""
-        for _, value in self.fields(DATABASES):
-            yield DatabaseInfo.from_json(parse_json(value))
+        """Yield every database but those whose descriptions are damaged, which are logged."""
+        for field, value in self.fields(DATABASES):
+            try:
+                yield DatabaseInfo.from_json(parse_json(value))
+            except Corrupt as error:
+                _log.error(
+                    "a database cannot be read", extra={"database": field.decode(), "reason": str(error)}
+                )
 
     def tables(self, database_id: int) -> Iterator[TableInfo]:
-        """Yield every table of a database."""
+        """Yield every table of a database, unreadable ones among them."""
         for field, value in self.fields(database_field(database_id)):
             if field.startswith(b"Table:"):
-                yield TableInfo.from_json(parse_json(value))
+                yield read_table(int(field.removeprefix(b"Table:")), value)
 
     def table(self, database_id: int, table_id: int) -> TableInfo | None:
         """Return a table, or None when it is gone."""
         value = self._view.get(table_key(database_id, table_id))
-        return None if value is None else TableInfo.from_json(parse_json(value))
+        return None if value is None else read_table(table_id, value)
 
     def jobs(self) -> Iterator[DdlJob]:
-        """Yield the finished jobs in the order of their ids."""
+        """Yield the finished jobs in the order of their ids, but those that are damaged, which are logged."""
         for _, value in self.fields(JOB_HISTORY):
-            yield DdlJob.from_json(parse_json(value))
+            job = read_job_record(value)
+            if job is not None:
+                yield job
 
     def diff(self, version: int) -> SchemaDiff | None:
         """Return what the schema change of that version did."""
@@ -171,3 +181,21 @@ def parse_json(value: bytes) -> Any:
         return json.loads(value)
     except ValueError as error:
         raise Corrupt("a schema of the meta keys is not JSON; keep the store for inspection") from error
+
+
+def read_table(table_id: int, value: bytes) -> TableInfo:
+    """Decode the description of a table; its `unreadable` says why when that is impossible."""
+    try:
+        tree = parse_json(value)
+    except Corrupt as error:
+        return TableInfo.without_columns(table_id, {}, str(error))
+    return TableInfo.describe(table_id, tree)
+
+
+def read_job_record(value: bytes) -> DdlJob | None:
+    """Decode a finished job; log one that is damaged, and return None for it."""
+    try:
+        return DdlJob.from_json(parse_json(value))
+    except Corrupt as error:
+        _log.error("a DDL job cannot be read; its statement is lost", extra={"reason": str(error)})
+        return None

@@ -30,7 +30,7 @@ class RowReader:
         self.name = f"{place.database.name}.{place.table.name}"
         self._view = view
         if not place.table.is_base_table:
-            raise Invalid(f"{self.name} is a view or a sequence and has no rows; read a table")
+            raise Invalid(f"{self.name} is a {place.table.kind} and has no rows; read a table")
 
     def handles(self, keys: Sequence[Any]) -> list[Handle | None]:
         """Return the handles of rows by their primary keys; None for a key that the index does not have."""

@@ -2,6 +2,9 @@
 
 Values are frozen. Members that Penstock does not use are kept in `extra` and written back, so that rewriting
 a schema loses nothing.
+
+A description that cannot be read costs its own table alone: `TableInfo.describe` then returns a table without
+columns whose `unreadable` has the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +19,7 @@ from penstock.tables.columns import (
     ColumnFlag,
     ColumnInfo,
     SchemaState,
+    Tp,
     name_from_json,
     name_to_json,
     rest_of,
@@ -112,7 +116,11 @@ _INDEX_MEMBERS = ("id", "idx_name", "idx_cols", "state", "is_unique", "is_primar
 
 @dataclass(frozen=True)
 class TableInfo:
-    """One table: its columns in the order of the schema, its indexes, and what identifies a row."""
+    """One table: its columns in the order of the schema, its indexes, and what identifies a row.
+
+    When `unreadable` is not empty, it says why the description cannot be read. Only the id is known then,
+    and the name and the partitions as far as the description has them; the rest of it is in `extra`.
+    """
 
     id: int
     name: str
@@ -130,12 +138,42 @@ class TableInfo:
     update_ts: int = 0
     version: int = TABLE_VERSION
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    unreadable: str = ""
+
+    @classmethod
+    def describe(cls, table_id: int, tree: Any) -> Self:
+        """Read TiDB's JSON of the table with that id; `unreadable` says why when that is impossible."""
+        if not isinstance(tree, Mapping):
+            return cls.without_columns(table_id, {}, "its description is no JSON object")
+        try:
+            table = cls.from_json(tree)
+            if table.id != table_id or not table.name or not all(map(_is_id, table.physical_ids)):
+                return cls.without_columns(table_id, tree, "its id, its name or a partition is not valid")
+            _ = table.primary_key  # it fails when an index names a column that is not there
+        except Corrupt as error:
+            return cls.without_columns(table_id, tree, str(error))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            return cls.without_columns(table_id, tree, f"its description is damaged: {error!r}")
+        return table
+
+    @classmethod
+    def without_columns(cls, table_id: int, tree: Mapping[str, Any], reason: str) -> Self:
+        """Return what is known of a table whose description cannot be read for some reason."""
+        name = tree.get("name")
+        name = name.get("O") if isinstance(name, Mapping) else name
+        extra = rest_of(tree, ("id", "name"))
+        table = cls(table_id, name if isinstance(name, str) else "", (), extra=extra, unreadable=reason)
+        try:
+            named = all(map(_is_id, table.physical_ids))
+        except (AttributeError, LookupError, TypeError):
+            named = False
+        return table if named else replace(table, extra=rest_of(extra, ("partition",)))
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
-        """Read TiDB's JSON; raise Corrupt when it is not a table."""
+        """Read TiDB's JSON; raise Corrupt when it is not a table, or has a column of unknown type."""
         try:
-            return cls(
+            table = cls(
                 id=tree["id"],
                 name=name_from_json(tree["name"]),
                 columns=tuple(map(ColumnInfo.from_json, tree.get("cols") or ())),
@@ -155,9 +193,15 @@ class TableInfo:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"the schema of table {tree.get('id')} is damaged: {error!r}") from error
+        untyped = [column.name for column in table.columns if column.type.tp is Tp.UNSPECIFIED]
+        if untyped and table.is_base_table:
+            raise Corrupt(f"column {untyped[0]}: type 0 is unknown; upgrade Penstock to read this table")
+        return table
 
     def to_json(self) -> dict[str, Any]:
-        """Write TiDB's JSON."""
+        """Write TiDB's JSON; that of an unreadable table as it was."""
+        if self.unreadable:
+            return {**self.extra, "id": self.id, "name": name_to_json(self.name)}
         return {
             **_TABLE_DEFAULTS,
             **self.extra,
@@ -187,8 +231,17 @@ class TableInfo:
 
     @property
     def is_base_table(self) -> bool:
-        """Whether it has rows, unlike a view or a sequence."""
-        return not self.extra.get("view") and not self.extra.get("sequence")
+        """Whether the store has its rows, unlike those of a view, a sequence or a temporary table."""
+        return self.kind == "table"
+
+    @property
+    def kind(self) -> str:
+        """What it is, for people: a table, a view, a sequence or a temporary table."""
+        if self.extra.get("view"):
+            return "view"
+        if self.extra.get("sequence"):
+            return "sequence"
+        return "temporary table" if self.extra.get("temp_table_type") else "table"
 
     @cached_property
     def stored_columns(self) -> tuple[ColumnInfo, ...]:
@@ -269,6 +322,10 @@ class TableInfo:
         return replace(self, columns=placed, indexes=indexes)
 
 
+def _is_id(physical_id: object) -> bool:
+    return isinstance(physical_id, int)
+
+
 _TABLE_DEFAULTS = {
     **dict.fromkeys(("constraint_info", "fk_info", "partition", "view", "sequence")),
     **dict.fromkeys(("auto_inc_id", "auto_id_cache", "auto_rand_id", "ShardRowIDBits"), 0),
@@ -302,8 +359,9 @@ class DatabaseInfo:
                 state=SchemaState(tree.get("state", SchemaState.PUBLIC)),
                 extra=rest_of(tree, ("id", "db_name", "charset", "collate", "state")),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise Corrupt(f"the schema of database {tree.get('id')} is damaged: {error!r}") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            number = tree.get("id") if isinstance(tree, Mapping) else "of the list"
+            raise Corrupt(f"the schema of database {number} is damaged: {error!r}") from error
 
     def to_json(self) -> dict[str, Any]:
         """Write TiDB's JSON."""

@@ -1,7 +1,7 @@
 """All schemas at one moment, to be found by name."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from penstock.errors import Invalid
@@ -26,10 +26,10 @@ class SchemaSnapshot:
 
     @classmethod
     def load(cls, meta: MetaReader) -> Self:
-        """Read all databases and tables; raise Corrupt when a schema is damaged."""
+        """Read all databases and tables, unreadable tables among them."""
         databases = {database.name.lower(): database for database in meta.databases()}
         tables = {
-            database.id: {table.name.lower(): table for table in meta.tables(database.id)}
+            database.id: {table.name.lower(): table for table in map(_named, meta.tables(database.id))}
             for database in databases.values()
         }
         return cls(meta.schema_version(), databases, tables)
@@ -41,15 +41,25 @@ class SchemaSnapshot:
         except KeyError:
             raise Invalid(f"there is no database {name!r}; {choices(self.databases)}") from None
 
-    def place(self, name: str) -> TablePlace:
-        """Return the table of that name, written `database.table`; raise Invalid when there is none."""
+    def place(self, name: str, *, unreadable: bool = False) -> TablePlace:
+        """Return the table of that name, written `database.table`.
+
+        Raises Invalid when there is none, and when its description cannot be read, unless that is asked for.
+        """
         database_name, table_name = split_name(name)
         database = self.database(database_name)
         table = self.tables[database.id].get(table_name.lower())
         if table is None:
             others = choices(table.name for table in self.tables[database.id].values())
             raise Invalid(f"there is no table {name!r}; {others}")
+        if table.unreadable and not unreadable:
+            raise Invalid(f"table {database.name}.{table.name} cannot be read: {table.unreadable}")
         return TablePlace(database, table)
+
+
+def _named(table: TableInfo) -> TableInfo:
+    """Return a table with a name: that of a damaged description is its id, so that it can be dropped."""
+    return table if table.name else replace(table, name=f"#{table.id}")
 
 
 def split_name(name: str) -> tuple[str, str]:

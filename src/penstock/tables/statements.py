@@ -21,6 +21,7 @@ _PLAIN = {
     Tp.YEAR: "year",
     Tp.JSON: "json",
     Tp.NULL: "null",
+    Tp.UNSPECIFIED: "unspecified",
     Tp.GEOMETRY: "geometry",
 }
 

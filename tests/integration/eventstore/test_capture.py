@@ -36,6 +36,7 @@ from penstock.tables.keys import record_range
 from penstock.tables.meta import table_key
 from support.capture import CaptureProcess
 from support.events import replay_objects
+from support.oddtables import add_description, put_description, tidb_like, with_type
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 KV = KvSettings(safe_point_refresh_ms=50)  # collection waits for twice that
@@ -324,6 +325,48 @@ async def test_a_reserved_column_costs_its_table_alone_until_it_is_dropped(
             rows = [row for batch in read_snapshot(view, at_ts) for row in batch.to_pylist()]
             assert sorted(row["name"] for row in rows) == names
         assert sorted(row["id"] for row in replay_objects(b.storage, table_id, ts).values()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["unknown type", "damaged"])
+async def test_views_and_unreadable_tables_cost_no_other_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bool
+) -> None:
+    async with bench(tmp_path) as b:
+        good = (await b.do(b.db.create_table, "shop.good", COLUMNS)).id
+        odd = (await b.do(b.db.create_table, "shop.odd", COLUMNS)).id
+        described = (await b.do(b.db.table_info, "shop.odd")).to_json()
+        await b.do(add_description, b.client, "shop.view", tidb_like("view"))
+        capture = await b.capture(tables=("shop.*",))
+        assert capture.tables == {good, odd}
+        await b.insert("shop.odd", [{"id": 1, "name": "before"}])
+        await b.flushed(odd)
+        for kind in ("view", "sequence", "temporary table"):
+            await b.do(add_description, b.client, f"shop.{kind[:4]}2", tidb_like(kind))
+        await b.do(
+            put_description, b.client, "shop.odd", lambda tree: b"{" if damaged else with_type(tree, "name")
+        )
+        never = await b.do(
+            add_description, b.client, "shop.never",
+            lambda table_id, name: with_type({**described, "id": table_id, "name": name}, "name"),
+        )  # fmt: skip
+        await until(lambda: capture.tables == {good} and {odd, never} <= capture._left_out.keys())
+        await b.insert("shop.good", [{"id": 1, "name": "goes on"}])
+        await b.flushed(good)
+        assert told(caplog).count("table left out") == 2
+        assert not capture.failed.done()
+        listed = {each.name: bool(each.unreadable) for each in await b.do(b.db.tables, "shop")}
+        assert listed == {
+            "good": False, f"#{odd}" if damaged else "odd": True, "never": True,
+            "view": False, "view2": False, "sequ2": False, "temp2": False,
+        }  # fmt: skip
+        restarted = await b.capture("b")
+        assert odd not in restarted.tables | capture.tables
+        name = f"shop.#{odd}" if damaged else "shop.odd"
+        await b.do(put_description, b.client, name, lambda _: described)
+        await until(lambda: restarted.tables | capture.tables == {good, odd})
+        await b.insert("shop.odd", [{"id": 2, "name": "after"}])
+        ts = await b.flushed(odd)
+        assert sorted(row["id"] for row in replay_objects(b.storage, odd, ts).values()) == [1, 2]
 
 
 async def test_a_table_dropped_with_a_reserved_column_ends(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key, meta_string_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field
 from penstock.tables.schema import DatabaseInfo, TableInfo
+from support.oddtables import UNKNOWN_TYPE, tidb_meta_changes, with_type
 from support.rawbatches import Change, put, raw
 
 
@@ -190,6 +191,57 @@ def test_a_column_that_gets_another_name_has_it_from_when_it_could_not_be_kept()
         (20, 20, "before"),
     ]
     assert [column.name for column in found[1].table.columns] == ["id", "a", "b"]
+
+
+def spoiled(ts: int, table: TableInfo, value: bytes | None = None) -> Change:
+    """Return a change to a description with a column type that nobody knows, or to other bytes."""
+    tree = with_type(table.to_json(), "a")
+    key = meta_hash_key(database_field(1), table_field(table.id))
+    return put(ts, key, value or json.dumps(tree).encode())
+
+
+@pytest.mark.parametrize("value", [None, b"{"], ids=["unknown type", "damaged"])
+def test_a_version_that_cannot_be_read_costs_its_table_alone_until_one_follows_that_can(
+    value: bytes | None,
+) -> None:
+    table = partitioned(7, 71, 72, columns=("a",))
+    made = history(
+        database(1, 1, "shop"), described(10, table), spoiled(20, table, value), described(11, a_table(8)),
+        described(200, partitioned(7, 71, 72, columns=("b", "c"))), resolved_ts=100,
+    )  # fmt: skip
+    assert (made.storable_ts(71), made.storable_ts(8)) == (19, 100)
+    found = [(each.physical_id, each.database, each.table.name) for each in made.tables_ever()]
+    assert found == [(71, "shop", "t"), (72, "shop", "t"), (8, "shop", "t")]
+    assert [bool(each.refused) for each in made.tables_ever()] == [True, True, False]
+    made.advance_resolved_ts(200)
+    assert (made.storable_ts(71), made.storable_ts(8)) == (200, 200)
+    assert [each.refused for each in made.tables_ever()] == ["", "", ""]
+    assert versions(made, 71, 0, 40) == [(10, 2), (20, 3)]
+    assert not any(each.table.unreadable for each in made.versions(71, 0, 40))
+
+
+def test_a_table_that_never_could_be_read_is_listed_with_the_reason() -> None:
+    made = history(database(1, 1, "shop"), spoiled(10, a_table(7, "a")), spoiled(10, a_table(8, "a"), b"{"))
+    listed = [(each.physical_id, each.table.name, each.refused.split(";")[0]) for each in made.tables_ever()]
+    assert listed == [
+        (7, "t", f"column a: type {UNKNOWN_TYPE} is unknown"),
+        (8, "", "a schema of the meta keys is not JSON"),
+    ]
+
+
+def test_a_damaged_database_keeps_its_name() -> None:
+    damaged = put(5, meta_hash_key(DATABASES, database_field(1)), b"{")
+    made = history(database(1, 1, "shop"), damaged, described(10, a_table(7)))
+    assert [each.database for each in made.tables_ever()] == ["shop"]
+
+
+def test_the_whole_bootstrap_and_history_of_a_tidb_is_taken() -> None:
+    changes = list(tidb_meta_changes())
+    made = history(*changes, resolved_ts=changes[-1][0])
+    listed = list(made.tables_ever())
+    assert [each.table.name for each in listed if each.table.unreadable] == []
+    assert {each.table.kind for each in listed} == {"table"}
+    assert {("d1", "types"), ("mysql", "user")} <= {(each.database, each.table.name) for each in listed}
 
 
 def test_views_hold_no_rows() -> None:

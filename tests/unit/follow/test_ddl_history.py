@@ -1,5 +1,6 @@
 """DDLs from the versions of meta keys and from jobs, in whatever order and how often they come."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,12 @@ from penstock.clock import compose_ts
 from penstock.errors import Unavailable
 from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.ddl_history import DdlHistory
+from penstock.tables.codec.ordered import encode_uint
 from penstock.tables.columns import ColumnFlag, SchemaState
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.define import define_table
+from penstock.tables.keys import meta_hash_key
+from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_key
 from penstock.tables.schema import TableInfo
 from support.metaevents import (
     a_table,
@@ -21,7 +25,8 @@ from support.metaevents import (
     remove_database,
     remove_table,
 )
-from support.rawbatches import Change, raw
+from support.oddtables import tidb_meta_changes, with_type
+from support.rawbatches import Change, put, raw
 
 SHOP = put_database(1, 1, "shop")
 OLD = put_database(1, 2, "old")
@@ -267,3 +272,47 @@ def test_the_order_of_delivery_does_not_matter(step: int) -> None:
 def test_a_physical_table_nobody_has_is_waited_for() -> None:
     with pytest.raises(Unavailable, match="no schema"):
         history(SHOP).schema_of(7, 5)
+
+
+def unreadable(ts: int, table: TableInfo) -> Change:
+    return put(ts, table_key(1, table.id), json.dumps(with_type(table.to_json(), "a")).encode())
+
+
+def test_a_version_that_cannot_be_read_changes_nothing_until_one_follows_that_can() -> None:
+    made = history(
+        SHOP, put_table(10, a_table(7, "a")), put_table(10, a_table(8, name="u")),
+        unreadable(20, a_table(7, "a")), finish_job(20, 1, 12, 7, "ALTER TABLE t MODIFY a"),
+        put_table(25, a_table(8, "b", name="u")), put_table(30, a_table(7, "a", "b")),
+    )  # fmt: skip
+    assert [shown(each) for each in made.ddls(10, 30)] == [
+        (25, 5, [("shop.u", "shop.u")]),
+        (30, 5, [("shop.t", "shop.t")]),
+    ]
+    assert [each.name for each in made.tables(20)] == ["shop.t", "shop.u"]
+
+
+@pytest.mark.parametrize("value", [b"{", b"[]"])
+def test_damage_in_the_meta_keys_costs_nothing_but_its_table(value: bytes) -> None:
+    made = history(
+        SHOP, put_table(10, a_table(7)), put(11, table_key(1, 9), value),
+        put(12, meta_hash_key(DATABASES, database_field(1)), value),
+        put(13, meta_hash_key(DATABASES, database_field(5)), value),
+        put(14, meta_hash_key(JOB_HISTORY, encode_uint(1)), value), put_table(20, a_table(7, "a")),
+    )  # fmt: skip
+    assert [shown(each) for each in made.ddls(1, 30)] == [
+        (10, 3, [(None, "shop.t")]),
+        (20, 5, [("shop.t", "shop.t")]),
+    ]
+    made.consume_kv_events(raw([put_database(LATER + 1, 5, "back")]), lambda: None)
+    made.advance_resolved_ts(2 * LATER)
+    assert [shown(each) for each in made.ddls(LATER, 2 * LATER)] == [(LATER + 1, 1, [])]
+
+
+def test_the_whole_history_of_a_tidb_with_its_views_is_taken() -> None:
+    changes = list(tidb_meta_changes())
+    made = history(*changes, resolved_ts=changes[-1][0] + LATER)  # the bootstrap has no jobs to wait for
+    events = made.ddls(0, changes[-1][0])
+    assert "CREATE TABLE d1.types" in " ".join(event.query for event in events).replace("`", "")
+    named = {schema.name for schema in made.tables(changes[-1][0])}
+    assert "mysql.user" in named
+    assert not {"mysql.tidb_mdl_view", "sys.schema_unused_indexes"} & named

@@ -47,6 +47,7 @@ MYSQL_TYPE_NAMES = {
     Tp.FLOAT: "float",
     Tp.DOUBLE: "double",
     Tp.NULL: "null",
+    Tp.UNSPECIFIED: "unspecified",
     Tp.TIMESTAMP: "timestamp",
     Tp.DATE: "date",
     Tp.DURATION: "time",
@@ -127,7 +128,7 @@ def promotion(kind: FieldType) -> Promotion | None:
 
 _TYPES = ("INSERT", "UPDATE", "DELETE")  # of lines, in the order of RowChanges.kinds
 _OPS = pa.array([OP_INSERT, OP_UPDATE, OP_DELETE])
-_ESCAPED = {Tp.JSON, Tp.GEOMETRY, Tp.NULL}
+_ESCAPED = {Tp.JSON, Tp.GEOMETRY, Tp.NULL, Tp.UNSPECIFIED}
 
 
 class CanalJson:

@@ -273,7 +273,7 @@ _CONVERSIONS: dict[Tp, Callable[[FieldType, StoredValues], pa.Array]] = {
     **dict.fromkeys(STRINGS, _strings),
     **dict.fromkeys((Tp.DATE, Tp.DATETIME, Tp.TIMESTAMP), _times),
     **dict.fromkeys((Tp.FLOAT, Tp.DOUBLE), _floating),
-    **dict.fromkeys((Tp.NULL, Tp.GEOMETRY), _nothing),
+    **dict.fromkeys((Tp.UNSPECIFIED, Tp.NULL, Tp.GEOMETRY), _nothing),
     Tp.YEAR: _year,
     Tp.NEW_DECIMAL: _decimals,
     Tp.DURATION: lambda _, storage: durations(storage.ints(), storage.valid),
