@@ -29,7 +29,7 @@ from penstock.durable_files import make_folder, sync_data, sync_folder
 from penstock.errors import Denied, Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from obstore import UpdateVersion
+    from obstore import ObjectMeta, UpdateVersion
 
 STAGING = "staging/"
 """Folder of a local directory for files that are being written. Object storage needs no such folder."""
@@ -42,6 +42,7 @@ _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds
 _CONFLICT_RETRIES, _CONFLICT_PAUSE_S = 5, 0.05
 _UPLOAD_PART_BYTES = 8 * 1024 * 1024
 _LOCK_WAIT_S, _LOCK_LOOK_S = 10.0, 0.005
+_ADVANCES_MAX = 100  # processes that may come between one `advance` and its object
 _SYNCED_FOLDERS_MAX = 10_000
 
 
@@ -137,18 +138,46 @@ class ObjectStorage:
                 content = current.bytes().to_bytes()
                 if content != seen:
                     return tried > 0 and content == data
-                meta = current.meta
-                version = {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
                 try:
-                    obstore.put(
-                        self._store, path, data, mode=cast("UpdateVersion", version), use_multipart=False
-                    )
+                    self._put_over(path, data, current.meta)
                 except (exceptions.PreconditionError, exceptions.NotFoundError):
                     return self.read(path) == data
                 except exceptions.AlreadyExistsError as error:
                     tried = self._retry(tried, error)
                 else:
                     return True
+
+    def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
+        """Write an object unless its content is as new or newer; `is_older` judges the content that is there.
+
+        So the object never goes back, whoever writes it, and however late. On return it has this content or a
+        newer one.
+        """
+        with self._failures("replace", path):
+            tried = 0
+            for _ in range(_ADVANCES_MAX):
+                try:
+                    current = obstore.get(self._store, path)
+                except FileNotFoundError:
+                    if self.create(path, data):
+                        return
+                    continue
+                if not is_older(current.bytes().to_bytes()):
+                    return
+                try:
+                    self._put_over(path, data, current.meta)
+                except (exceptions.PreconditionError, exceptions.NotFoundError):
+                    continue  # somebody else was first: look at what is there now
+                except exceptions.AlreadyExistsError as error:
+                    tried = self._retry(tried, error)
+                else:
+                    return
+        raise Unavailable(f"object {path} at {self.url} is replaced by too many writers at once; try again")
+
+    def _put_over(self, path: str, data: bytes, seen: "ObjectMeta") -> None:
+        """Replace the very version of an object that was seen; raise PreconditionError when it is gone."""
+        version = {name: seen[name] for name in ("e_tag", "version") if seen[name] is not None}
+        obstore.put(self._store, path, data, mode=cast("UpdateVersion", version), use_multipart=False)
 
     def _retry(self, tried: int, error: exceptions.AlreadyExistsError) -> int:
         """Pause before the retry of a put that met another request for its object; return the tries so far.
@@ -310,11 +339,25 @@ class LocalStorage(ObjectStorage):
     def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
         if seen is None:
             return super().swap(path, data, seen=None)
-        with self._failures("replace", path), self._hold_lock():
-            if self.read(path) != seen:
-                return False
-            self.write(path, data)
-            return True
+        return self._replace(path, data, lambda content: content == seen)
+
+    def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
+        self._replace(path, data, lambda content: content is None or is_older(content))
+
+    def _replace(self, path: str, data: bytes, allows: Callable[[bytes | None], bool]) -> bool:
+        """Write a file if its content allows it; return whether it does.
+
+        The lock is held for a read and a rename only: a process that is stopped just there keeps all others
+        from writing until it is continued or killed.
+        """
+        with self._failures("replace", path), self._stage(data) as staged:
+            target = self._prepare(path)
+            with self._hold_lock():
+                allowed = allows(self.read(path))
+                if allowed:
+                    staged.replace(target)
+            sync_folder(target.parent)  # a process that was killed after its rename may not have done so
+            return allowed
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
@@ -324,11 +367,16 @@ class LocalStorage(ObjectStorage):
         """
         self._make_folder(self._folder / STAGING)
         deadline = self._clock.monotonic() + _LOCK_WAIT_S
-        with (self._folder / STAGING_LOCK).open("ab") as file:
+        with (self._folder / STAGING_LOCK).open("a+b") as file:
             while not _try_flock(file):
                 if self._clock.monotonic() > deadline:
-                    raise BlockingIOError(errno.EAGAIN, "another process holds its lock")
+                    file.seek(0)
+                    holder = file.read().decode("ascii", "replace") or "another process"
+                    raise BlockingIOError(errno.EAGAIN, f"{holder} holds its lock; end that process")
                 self._clock.pause(_LOCK_LOOK_S)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} of {os.uname().nodename}".encode())
+            file.flush()
             yield
 
     @contextmanager

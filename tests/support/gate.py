@@ -1,7 +1,7 @@
 """A place where processes wait in the middle of their work, for tests that kill some of them there."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +64,7 @@ class GatedStorage(StorageRef):
 class _Gated(ObjectStorage):
     def __init__(self, storage: ObjectStorage, ref: GatedStorage) -> None:
         super().__init__(storage.url, storage._store)
+        self._storage = storage
         self._ref = ref
 
     def write(self, path: str, data: bytes | Path) -> None:
@@ -74,6 +75,9 @@ class _Gated(ObjectStorage):
         made = super().create(path, data)
         self._wait_after("create")
         return made
+
+    def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
+        self._storage.advance(path, data, is_older=is_older)
 
     def _wait_after(self, how: str) -> None:
         if self._ref.after == how:

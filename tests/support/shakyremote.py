@@ -68,6 +68,11 @@ class Remote(ObjectStorage):
             self._count += 1
             self._objects[path], self._written[path] = data, self._count
 
+    def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
+        """Write an object unless its content is newer."""
+        if path not in self._objects or is_older(self._objects[path]):
+            self.write(path, data)
+
     def names(self, folder: str, *, after: str = "") -> list[str]:
         """Return the paths of the objects in a folder."""
         inside = f"{folder}/" if folder else ""
@@ -95,7 +100,7 @@ class Remote(ObjectStorage):
 class Weather:
     """How bad it is: chances of each call, and how long calls take. `calm` ends it.
 
-    `late`: a creation fails, and arrives nevertheless, up to minutes later.
+    `late`: a write on a condition fails, and arrives nevertheless, up to minutes later.
     """
 
     mix: random.Random
@@ -164,8 +169,8 @@ class Process:
 class Shaky(ObjectStorage):
     """A remote as one process sees it.
 
-    What a process that was killed had sent may still arrive: a creation up to minutes later, what replaces
-    an object at once.
+    What a process that was killed had sent may still arrive: what has a condition up to minutes later, what
+    replaces an object whatever it is at once.
     """
 
     def __init__(self, remote: Remote, weather: Weather, process: Process) -> None:
@@ -202,6 +207,10 @@ class Shaky(ObjectStorage):
     def write(self, path: str, data: bytes | Path) -> None:
         """Write or replace an object."""
         self._change(lambda: self._remote.write(path, data), late=False)
+
+    def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
+        """Write an object unless its content is newer when the request arrives."""
+        self._change(lambda: self._remote.advance(path, data, is_older=is_older), late=True)
 
     def _look(self, look: Callable[[], T]) -> T:
         self._travel()

@@ -47,6 +47,18 @@ def test_an_object_is_swapped_through_conflicts_and_lost_answers(
 
 
 @FAULTS
+def test_an_object_advances_through_conflicts_and_lost_answers(
+    storage: ObjectStorage, faulty_s3: FaultyS3, faults: list[Fault]
+) -> None:
+    for number in (3, 7):
+        faulty_s3.faults.extend(faults)
+        storage.advance("f/m", b"%d" % number, is_older=lambda content: int(content) < number)  # noqa: B023 - at once
+        assert storage.read("f/m") == b"%d" % number
+    storage.advance("f/m", b"5", is_older=lambda content: int(content) < 5)
+    assert storage.read("f/m") == b"7"
+
+
+@FAULTS
 def test_a_manifest_takes_entries_through_conflicts_and_lost_answers(
     storage: ObjectStorage, faulty_s3: FaultyS3, faults: list[Fault]
 ) -> None:

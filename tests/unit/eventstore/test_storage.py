@@ -2,6 +2,7 @@
 
 import fcntl
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -91,6 +92,40 @@ def test_of_racing_swaps_one_wins_each_time(storage: ObjectStorage) -> None:
         racer.join()
     assert sorted(won) == list(range(1, len(won) + 1))
     assert (storage.read("m") or b"").startswith(b"%d by" % len(won))
+
+
+def is_less_than(number: int) -> Callable[[bytes], bool]:
+    return lambda content: int(content) < number
+
+
+def test_an_object_that_advances_never_goes_back(storage: ObjectStorage) -> None:
+    storage.advance("a/m", b"5", is_older=is_less_than(5))
+    assert storage.read("a/m") == b"5"
+    for late in (4, 5, 1):
+        storage.advance("a/m", b"%d" % late, is_older=is_less_than(late))
+        assert storage.read("a/m") == b"5"
+    storage.advance("a/m", b"12", is_older=is_less_than(12))
+    assert storage.read("a/m") == b"12"
+
+
+def test_of_racing_advances_the_newest_stays(storage: ObjectStorage) -> None:
+    seen: list[int] = []
+
+    def race(me: int) -> None:
+        for number in range(me, 60, 4):
+            storage.advance("m", b"%d" % number, is_older=is_less_than(number))
+            now = int(storage.read("m") or b"-1")
+            assert now >= number
+            if me == 0:
+                seen.append(now)
+
+    racers = [threading.Thread(target=race, args=(me,)) for me in range(4)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert storage.read("m") == b"59"
+    assert seen == sorted(seen)
 
 
 def test_a_swap_does_not_wait_for_ever_for_a_process_that_stands_still(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import posixpath
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from penstock.eventloop import ThreadRunner
 from penstock.object_storage import ObjectStorage, StorageRef
 
 _ERROR_CHARS_MAX = 500
+_NUMBER = re.compile(rb"([0-9]+)[.][^/]*$")  # of a data file, at the end of its name
 
 Payloads = Callable[[FileWork], Iterable[bytes]]
 Step = Literal["encode", "write", "written", "release"]
@@ -168,7 +170,7 @@ def _encode(
 def write_files(
     files: Sequence[FileWork], payloads: Payloads, target: StorageRef, *, threads: int
 ) -> list[WriteResult]:
-    """Write files, several at once: data first, then the index that names it.
+    """Write files, several at once: data first, then the index, unless it names a later file.
 
     A file that fails has an error in its result, and does not stop the others. `payloads` returns the
     payloads of a file's chunks in order, on the thread that writes the file. A file that exists with the same
@@ -193,8 +195,17 @@ def _write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> int:
             f"object {file.data_path} at {storage.url} exists with other content; "
             "make sure that no other changefeed writes to this place"
         )
-    storage.write(file.index_path, posixpath.basename(file.data_path).encode() + b"\n")
+    name = posixpath.basename(file.data_path).encode()
+    storage.advance(
+        file.index_path, name + b"\n", is_older=lambda named: _file_number(named) < _file_number(name)
+    )
     return len(data)
+
+
+def _file_number(name: bytes) -> int:
+    """Return the number of a data file; 0 for the content of a damaged index, which is replaced."""
+    found = _NUMBER.search(name.strip())
+    return int(found[1]) if found else 0
 
 
 def _content(file: FileWork, payloads: Iterable[bytes]) -> bytes:

@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -59,16 +60,26 @@ def test_the_same_file_again_is_fine_and_another_is_refused(target: StorageRef) 
 def test_an_index_that_fails_is_written_by_the_next_attempt(
     target: StorageRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: ObjectStorage, path: str, data: bytes) -> None:
+    def fail(self: ObjectStorage, path: str, data: bytes, *, is_older: object) -> None:
         raise Unavailable("cannot write\nthe index; try again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectStorage, "write", fail)
+        patch.setattr(ObjectStorage, "advance", fail)
         (found,) = write_files([work()], payloads, target, threads=1)
     assert found == WriteResult(work().data_path, 0, "cannot write the index; try again")
     assert target.open().read(work().index_path) is None
     assert write_files([work()], payloads, target, threads=1)[0].error == ""
     assert target.open().read(work().index_path) == b"CDC000001.json\n"
+
+
+def test_a_writer_that_comes_late_does_not_take_the_index_back(target: StorageRef) -> None:
+    late, newer = (replace(work(number), index_path="shop/items/5/meta/CDC.index") for number in (9, 10))
+    write_files([newer], payloads, target, threads=1)
+    assert write_files([late], payloads, target, threads=1)[0].error == ""
+    assert target.open().read(newer.index_path) == b"CDC000010.json\n"
+    target.open().write(newer.index_path, b"damaged")
+    write_files([newer], payloads, target, threads=1)
+    assert target.open().read(newer.index_path) == b"CDC000010.json\n"
 
 
 def test_a_file_whose_data_fails_has_no_index_and_stops_no_other(

@@ -193,9 +193,14 @@ class RemoteFiles:
         return pending.start if void else pending.end
 
     def write_checkpoint(self, ts: int) -> None:
-        """Publish a checkpoint: every change up to `ts` is on the remote."""
+        """Publish a checkpoint: every change up to `ts` is on the remote. A later one that is there stays.
+
+        A process that was taken over may come here late, after its successor has published more.
+        """
         try:
-            self._storage.write(layout.METADATA_PATH, encode_checkpoint(ts))
+            self._storage.advance(
+                layout.METADATA_PATH, encode_checkpoint(ts), is_older=lambda data: _checkpoint_in(data) < ts
+            )
         except Unavailable as error:
             raise Unavailable(
                 f"the checkpoint cannot be written for consumers: {error}; make sure that the file may be"
@@ -250,10 +255,15 @@ class RemoteFiles:
 
     def _repair_index(self, pending: PendingFile) -> None:
         content = self._storage.read(pending.index_path)
-        name = pending.data_path.rpartition("/")[2]
-        if number_in_index(content, pending.index_path) < number_in_index(name.encode(), pending.data_path):
+        name = pending.data_path.rpartition("/")[2].encode()
+        number = number_in_index(name, pending.data_path)
+        if number_in_index(content, pending.index_path) < number:
             _log.warning("a data file has no index yet; writing it", extra={"data_path": pending.data_path})
-            self._storage.write(pending.index_path, f"{name}\n".encode())
+            self._storage.advance(
+                pending.index_path,
+                name + b"\n",
+                is_older=lambda content: number_in_index(content, pending.index_path) < number,
+            )
 
     def _state_of(self, dispatcher_id: str) -> FileState:
         now = self._clock.monotonic()
@@ -345,6 +355,14 @@ class RemoteFiles:
         name = FileName(owner, number, self._extension)
         digits = self._options.file_index_digit
         return FilePaths(layout.data_path(folder, name, digits), layout.index_path(folder, owner), number)
+
+
+def _checkpoint_in(metadata: bytes) -> int:
+    """Return the checkpoint that is published; 0 when the file is damaged, so that it is replaced."""
+    try:
+        return layout.decode_checkpoint(metadata)
+    except Corrupt:
+        return 0
 
 
 def _extension(data_path: str) -> str:
