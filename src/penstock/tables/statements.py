@@ -1,7 +1,20 @@
 """Schema changes as SQL statements."""
 
-from penstock.tables.columns import INTEGER_BITS, ColumnInfo, FieldType, Tp
-from penstock.tables.schema import HandleKind, IndexInfo, TableInfo
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.tables.columns import (
+    INTEGER_BITS,
+    UNSPECIFIED,
+    ColumnFlag,
+    ColumnInfo,
+    FieldType,
+    SchemaState,
+    Tp,
+    name_from_json,
+)
+from penstock.tables.portable_sql import portable_statement
+from penstock.tables.schema import HandleKind, IndexColumn, IndexInfo, TableInfo
 
 _INTEGERS = {
     Tp.TINY: "tinyint",
@@ -79,30 +92,231 @@ def _literal(text: str) -> str:
 
 
 def create_table(table: TableInfo) -> str:
-    """Return the statement that creates a table."""
-    lines = [f"{quote(column.name)} {column_text(column)}" for column in table.columns]
-    if table.primary_key:
-        clustered = "NONCLUSTERED" if table.handle_kind is HandleKind.ROWID else "CLUSTERED"
-        lines.append(f"PRIMARY KEY ({_primary(table)}) {clustered}")
-    lines += [
-        f"{'UNIQUE ' if index.unique else ''}KEY {quote(index.name)} ({_parts(index)})"
-        for index in table.indexes
-        if not index.primary
+    """Return the statement that creates a table, as TiDB shows it.
+
+    TiDB, MySQL and MariaDB run it: what only TiDB knows stands in its special comments. TTL is off, because
+    the statement makes copies: deletes of expired rows arrive as changes. It does not tell the next row id.
+    """
+    lines = [
+        f"{quote(column.name)} {_definition(table, column)}"
+        for column in table.columns
+        if column.state is SchemaState.PUBLIC and not column.hidden
     ]
-    tail = f" COMMENT={_literal(table.comment)}" if table.comment else ""
-    return f"CREATE TABLE {quote(table.name)} ({', '.join(lines)}) COLLATE={table.collate}{tail}"
-
-
-def _primary(table: TableInfo) -> str:
-    if table.primary_index is not None:
-        return _parts(table.primary_index)
-    return ", ".join(quote(column.name) for column in table.primary_key)
-
-
-def _parts(index: IndexInfo) -> str:
-    return ", ".join(
-        quote(part.name) + (f"({part.length})" if part.length >= 0 else "") for part in index.columns
+    if table.pk_is_handle:
+        keys = ",".join(quote(column.name) for column in table.primary_key)
+        lines.append(f"PRIMARY KEY ({keys}) /*T![clustered_index] CLUSTERED */")
+    lines += [_index(table, index) for index in table.indexes if index.state is SchemaState.PUBLIC]
+    lines += map(_foreign_key, table.extra.get("fk_info") or ())
+    lines += [
+        f"CONSTRAINT {quote(name_from_json(check['constraint_name']))} CHECK (({check['expr_string']}))"
+        + ("" if check.get("enforced", True) else " /*!80016 NOT ENFORCED */")
+        for check in table.extra.get("constraint_info") or ()
+        if check.get("state", SchemaState.PUBLIC) == SchemaState.PUBLIC
+    ]
+    body = ",\n  ".join(lines)
+    parts = "\n" + _partitions(table.extra["partition"]) if is_partitioned(table) else ""
+    statement = (
+        f"CREATE TABLE {quote(table.name)} (\n  {body}\n) ENGINE=InnoDB{_options(table)}{_ttl(table)}{parts}"
     )
+    return portable_statement(statement)
+
+
+def is_partitioned(table: TableInfo) -> bool:
+    """Return whether a table has partitions."""
+    partition = table.extra.get("partition")
+    return bool(partition and partition.get("enable"))
+
+
+def _definition(table: TableInfo, column: ColumnInfo) -> str:
+    kind = column.type
+    words = [_shown_type(kind)]
+    if _has_charset(kind):
+        if kind.charset != table.charset:
+            words.append(f"CHARACTER SET {kind.charset}")
+        if kind.collate != table.collate or kind.collate != _DEFAULT_COLLATIONS.get(kind.charset):
+            words.append(f"COLLATE {kind.collate}")
+    if column.generated_expr:
+        stored = "STORED" if column.generated_stored else "VIRTUAL"
+        words.append(f"GENERATED ALWAYS AS ({column.generated_expr}) {stored}")
+    if column.auto_increment:
+        words.append("NOT NULL AUTO_INCREMENT")
+    else:
+        if kind.not_null:
+            words.append("NOT NULL")
+        if not kind.flag & ColumnFlag.NO_DEFAULT_VALUE and not column.generated_expr:
+            words += _shown_default(column)
+        if kind.flag & ColumnFlag.ON_UPDATE_NOW:
+            words.append(f"ON UPDATE CURRENT_TIMESTAMP{_fsp(kind)}")
+    if _is_auto_random(table, column):
+        bits, width = table.extra["auto_random_bits"], table.extra.get("auto_random_range_bits") or 64
+        words.append(f"/*T![auto_rand] AUTO_RANDOM({bits}{'' if width == 64 else f', {width}'}) */")
+    if column.comment:
+        words.append(f"COMMENT {_literal(column.comment)}")
+    return " ".join(words)
+
+
+_DEFAULT_COLLATIONS = {
+    "utf8mb4": "utf8mb4_bin",
+    "utf8": "utf8_bin",
+    "binary": "binary",
+    "gbk": "gbk_chinese_ci",
+} | {
+    "ascii": "ascii_bin",
+    "latin1": "latin1_bin",
+    "gb18030": "gb18030_chinese_ci",
+}
+_WIDTHS = {Tp.TINY: 4, Tp.SHORT: 6, Tp.INT24: 9, Tp.LONG: 11, Tp.LONGLONG: 20}
+_ZEROFILL = 64
+
+
+def _shown_type(kind: FieldType) -> str:
+    """Return a type as TiDB shows it: with the width of integers, and with digits where they were given."""
+    if kind.tp in INTEGER_BITS:
+        width = kind.flen if kind.flen != UNSPECIFIED else _WIDTHS[kind.tp]
+        signs = (" unsigned" if kind.unsigned else "") + (" zerofill" if kind.flag & _ZEROFILL else "")
+        return f"{_INTEGERS[kind.tp]}({width}){signs}"
+    text = type_text(kind)
+    if kind.tp in {Tp.FLOAT, Tp.DOUBLE} and kind.decimal > 0:
+        text += f"({kind.flen},{kind.decimal})"
+    if kind.tp is Tp.YEAR:
+        text += f"({kind.flen if kind.flen > 0 else 4})"
+    approximate = kind.tp in {Tp.FLOAT, Tp.DOUBLE, Tp.NEW_DECIMAL}
+    return text + (" unsigned" if approximate and kind.unsigned else "")
+
+
+def _has_charset(kind: FieldType) -> bool:
+    return (kind.is_string and not kind.is_binary) or kind.tp in {Tp.ENUM, Tp.SET}
+
+
+def _shown_default(column: ColumnInfo) -> list[str]:
+    kind, default = column.type, column.default
+    if default is None:
+        if kind.not_null:
+            return []
+        return ["NULL", "DEFAULT NULL"] if kind.tp is Tp.TIMESTAMP else ["DEFAULT NULL"]
+    text = str(default)
+    if text.startswith("CURRENT_TIMESTAMP"):
+        return [f"DEFAULT CURRENT_TIMESTAMP{_fsp(kind)}"]
+    if text == "CURRENT_DATE" or column.default_is_expr:
+        return [f"DEFAULT ({text})"]
+    if kind.tp is Tp.BIT and isinstance(default, int):
+        return [f"DEFAULT b'{default:b}'"]
+    return [f"DEFAULT {_literal(text)}"]
+
+
+def _fsp(kind: FieldType) -> str:
+    return f"({kind.decimal})" if kind.decimal > 0 else ""
+
+
+def _is_auto_random(table: TableInfo, column: ColumnInfo) -> bool:
+    return bool(table.extra.get("auto_random_bits")) and bool(table.primary_key[:1] == (column,))
+
+
+def _index(table: TableInfo, index: IndexInfo) -> str:
+    parts = ",".join(_part(table, part) for part in index.columns)
+    head = "PRIMARY KEY " if index.primary else f"{'UNIQUE ' if index.unique else ''}KEY {quote(index.name)} "
+    words = [f"{head}({parts})"]
+    if index.extra.get("is_invisible"):
+        words.append("/*!80000 INVISIBLE */")
+    if index.extra.get("comment"):
+        words.append(f"COMMENT {_literal(index.extra['comment'])}")
+    if index.primary:
+        clustered = "NONCLUSTERED" if table.handle_kind is HandleKind.ROWID else "CLUSTERED"
+        words.append(f"/*T![clustered_index] {clustered} */")
+    text = " ".join(words)
+    if index.extra.get("condition_expr_string"):
+        return f"{text} WHERE {index.extra['condition_expr_string']}"
+    if index.extra.get("vector_index") or index.extra.get("columnar"):
+        return text.replace("KEY", "VECTOR INDEX", 1)
+    return f"{text} GLOBAL" if index.is_global else text
+
+
+def _part(table: TableInfo, part: IndexColumn) -> str:
+    column = table.columns[part.offset]
+    if column.hidden:
+        return f"({column.generated_expr})"
+    return quote(part.name) + (f"({part.length})" if part.length >= 0 else "")
+
+
+def _foreign_key(key: Mapping[str, Any]) -> str:
+    columns, referred = (_names(key.get(member) or ()) for member in ("cols", "ref_cols"))
+    schema = name_from_json(key.get("ref_schema"))
+    table = (quote(schema) + "." if schema else "") + quote(name_from_json(key["ref_table"]))
+    name = quote(name_from_json(key["fk_name"]))
+    text = f"CONSTRAINT {name} FOREIGN KEY ({columns}) REFERENCES {table} ({referred})"
+    for event in ("delete", "update"):
+        action = _REFERENCE_ACTIONS.get(key.get(f"on_{event}", 0))
+        text += f" ON {event.upper()} {action}" if action else ""
+    return text
+
+
+_REFERENCE_ACTIONS = {1: "RESTRICT", 2: "CASCADE", 3: "SET NULL", 4: "NO ACTION", 5: "SET DEFAULT"}
+
+
+def _names(names: Iterable[Any]) -> str:
+    return ",".join(quote(name_from_json(name)) for name in names)
+
+
+def _options(table: TableInfo) -> str:
+    collate = f" COLLATE={table.collate}" if table.collate and table.collate != "binary" else ""
+    text = f" DEFAULT CHARSET={table.charset}{collate}"
+    extra = table.extra
+    for member, option in (("auto_id_cache", "AUTO_ID_CACHE"), ("ShardRowIDBits", "SHARD_ROW_ID_BITS")):
+        text += f" {option}={extra[member]}" if extra.get(member) else ""
+    if extra.get("pre_split_regions"):
+        text += f" PRE_SPLIT_REGIONS={extra['pre_split_regions']}"
+    text += f" COMMENT={_literal(table.comment)}" if table.comment else ""
+    return text + _placement(extra)
+
+
+def _placement(tree: Mapping[str, Any]) -> str:
+    policy = tree.get("policy_ref_info")
+    return f" PLACEMENT POLICY={quote(name_from_json(policy['name']))}" if policy else ""
+
+
+def _ttl(table: TableInfo) -> str:
+    ttl = table.extra.get("ttl_info")
+    if not ttl:
+        return ""
+    unit = _TIME_UNITS.get(ttl.get("interval_time_unit"), "DAY")
+    column = quote(name_from_json(ttl["column"]))
+    text = f" TTL={column} + INTERVAL {ttl['interval_expr']} {unit} TTL_ENABLE='OFF'"
+    return text + (f" TTL_JOB_INTERVAL={_literal(ttl['job_interval'])}" if ttl.get("job_interval") else "")
+
+
+_TIME_UNITS = dict(
+    enumerate(("MICROSECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"), start=1)
+)
+_RANGE, _HASH, _LIST, _KEY = 1, 2, 3, 4
+_PARTITION_KINDS = {_RANGE: "RANGE", _HASH: "HASH", _LIST: "LIST", _KEY: "KEY"}
+
+
+def _partitions(tree: Mapping[str, Any]) -> str:
+    kind, definitions = tree["type"], tree.get("definitions") or ()
+    columns = _names(tree.get("columns") or ())
+    by = (
+        f" COLUMNS({columns})"
+        if columns and kind in {_RANGE, _LIST}
+        else f" ({columns or tree.get('expr', '')})"
+    )
+    text = f"PARTITION BY {_PARTITION_KINDS[kind]}{by}"
+    names = [name_from_json(part["name"]) for part in definitions]
+    plain = not any(part.get("comment") or part.get("policy_ref_info") for part in definitions)
+    if kind in {_HASH, _KEY} and plain and names == [f"p{at}" for at in range(len(names))]:
+        return f"{text} PARTITIONS {len(names)}"
+    return text + "\n(" + ",\n ".join(_partition(kind, part) for part in definitions) + ")"
+
+
+def _partition(kind: int, part: Mapping[str, Any]) -> str:
+    text = f"PARTITION {quote(name_from_json(part['name']))}"
+    if kind == _RANGE:
+        text += f" VALUES LESS THAN ({','.join(part['less_than'])})"
+    elif kind == _LIST:
+        values = part.get("in_values") or [["DEFAULT"]]
+        listed = ",".join(f"({','.join(row)})" if len(row) > 1 else row[0] for row in values)
+        text += " DEFAULT" if listed.upper() == "DEFAULT" else f" VALUES IN ({listed})"
+    text += f" COMMENT {_literal(part['comment'])}" if part.get("comment") else ""
+    return text + _placement(part)
 
 
 def alter_column(verb: str, table: TableInfo, column: ColumnInfo, place: str = "") -> str:

@@ -278,6 +278,8 @@ def test_dropping_a_column_moves_the_others_and_their_indexes():
 
 def test_a_table_as_sql():
     assert statements.create_table(WIDE) == (
-        "CREATE TABLE `t` (`id` bigint NOT NULL, `a` int, `b` varchar(5), `c` decimal(5,2) NOT NULL, `d` text"
-        ", PRIMARY KEY (`id`) CLUSTERED, KEY `by_c` (`c`), KEY `by_b` (`b`)) COLLATE=utf8mb4_bin"
+        "CREATE TABLE `t` (\n  `id` bigint(20) NOT NULL,\n  `a` int(11) DEFAULT NULL,\n"
+        "  `b` varchar(5) DEFAULT NULL,\n  `c` decimal(5,2) NOT NULL,\n  `d` text DEFAULT NULL,\n"
+        "  PRIMARY KEY (`id`) /*T![clustered_index] CLUSTERED */,\n  KEY `by_c` (`c`),\n  KEY `by_b` (`b`)\n"
+        ") ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
     )
