@@ -23,7 +23,7 @@ def decode_indexed_record(table: TableInfo, index: IndexInfo, key: bytes, value:
         datum, at = datums.decode(key, at)
         restored = cells.get(column.id)
         if restored is not None and segments.version and collations.pads(column.type):
-            spaces = rows.cell_uint(restored)
+            spaces = rows.cell_int(restored)
             datum = Datum(
                 DatumKind.BYTES, (datum.value if isinstance(datum.value, bytes) else b"") + b" " * spaces
             )

@@ -86,7 +86,7 @@ def _floats(_: FieldType, column: pa.Array) -> pa.Array:
     doubles = np.asarray(column.fill_null(0)).astype(np.float64)
     if not np.isfinite(doubles).all():
         raise Invalid("a float column takes finite numbers only; pass numbers or nulls")
-    bits = doubles.view(np.uint64)
+    bits = (doubles + 0.0).view(np.uint64)  # adding 0.0 makes -0.0 the zero that TiDB stores
     ordered = np.where(bits & SIGN, ~bits, bits | SIGN)
     return _fixed_array(ordered.astype(">u8").view(np.uint8).reshape(-1, 8), _valid(column))
 

@@ -2,20 +2,25 @@
 
 The key of a unique entry without NULLs has only the indexed values; its value has the handle. Every other
 entry ends its key with the handle. If the key does not have a string as it was written, the value has what is
-missing ("restored" data).
+missing ("restored" data). A partial index has entries only of the rows that fulfil its condition.
 """
 
-from collections.abc import Iterable
+import operator
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
 
-from penstock.errors import Corrupt
+from penstock.errors import Corrupt, Invalid
 from penstock.tables.codec import collations, datums, rows
 from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.codec.ordered import INT_BYTES, decode_uint, encode_int, encode_uint
-from penstock.tables.columns import ColumnFlag
+from penstock.tables.columns import INTEGER_BITS, UNSPECIFIED, ColumnFlag, ColumnInfo, FieldType, Tp
 from penstock.tables.keys import PREFIX_BYTES, Handle, index_prefix
 from penstock.tables.records import Record, key_datum, to_signed
-from penstock.tables.schema import HandleKind, IndexInfo, TableInfo
+from penstock.tables.schema import HandleKind, IndexColumn, IndexInfo, TableInfo
+from penstock.tables.values import from_datum, parse_time
 
 _LEGACY_BYTES_MAX = 9
 _NON_UNIQUE = b"0"
@@ -41,28 +46,44 @@ def written_indexes(table: TableInfo) -> Iterable[IndexInfo]:
     return (index for index in table.indexes if index.written and not (clustered and index.primary))
 
 
-def entry(table: TableInfo, index: IndexInfo, record: Record, handle: Handle) -> IndexEntry:
-    """Return the entry of a row in an index; raise Invalid for a collation that cannot be written."""
+def entry(
+    table: TableInfo, index: IndexInfo, record: Record, handle: Handle, partition_id: int | None = None
+) -> IndexEntry:
+    """Return the entry of a row in an index; raise Invalid for a collation that cannot be written.
+
+    A row of a partitioned table has a `partition_id`. A global index has entries of all partitions and names
+    the partition of each. The row must be one that `has_entry`.
+    """
+    assert has_entry(table, index, record)
     parts = [key_datum(table, part, record) for part in index.columns]
     distinct = index.unique and all(part.kind is not DatumKind.NULL for part in parts)
-    key = index_prefix(table.id, index.id) + b"".join(map(datums.encode_key, parts))
+    owner = table.id if index.is_global or partition_id is None else partition_id
+    partition = _partition(partition_id) if index.is_global and partition_id is not None else b""
+    key = index_prefix(owner, index.id) + b"".join(map(datums.encode_key, parts))
     if not distinct:
-        key += _handle_suffix(handle)
-    return IndexEntry(key, _value(table, index, record, handle if distinct else None), distinct)
+        key += (partition if index.keeps_partition_in_key else b"") + _handle_suffix(handle)
+    value = _value(table, index, record, handle if distinct else None, partition)
+    return IndexEntry(key, value, distinct)
+
+
+def _partition(partition_id: int) -> bytes:
+    return bytes((_PARTITION,)) + encode_int(partition_id)
 
 
 def _handle_suffix(handle: Handle) -> bytes:
     return bytes((datums.DatumFlag.INT,)) + encode_int(handle) if isinstance(handle, int) else handle
 
 
-def _value(table: TableInfo, index: IndexInfo, record: Record, handle: Handle | None) -> bytes:
+def _value(
+    table: TableInfo, index: IndexInfo, record: Record, handle: Handle | None, partition: bytes
+) -> bytes:
+    options = _common(handle) + partition
     if table.is_common_handle and table.common_handle_version == 1:
-        return _V1_HEAD + _common(handle) + _restored_v1(table, index, record)
-    return _value_v0(table, index, record, handle)
+        return _V1_HEAD + options + _restored_v1(table, index, record)
+    return _value_v0(handle, options + _restored_v0(table, index, record))
 
 
-def _value_v0(table: TableInfo, index: IndexInfo, record: Record, handle: Handle | None) -> bytes:
-    options = _common(handle) + _restored_v0(table, index, record)
+def _value_v0(handle: Handle | None, options: bytes) -> bytes:
     if not options:
         return encode_uint(handle % (1 << 64)) if isinstance(handle, int) else _NON_UNIQUE
     if isinstance(handle, int):
@@ -83,50 +104,134 @@ def _restored_v0(table: TableInfo, index: IndexInfo, record: Record) -> bytes:
     if not any(collations.needs_restored(column.type) for column in columns):
         return b""
     return rows.encode(
-        {column.id: rows.cell_of(_cut(table, index, nth, record)) for nth, column in enumerate(columns)}
+        {
+            column.id: rows.cell_of(_cut(column, part.length, record))
+            for column, part in zip(columns, index.columns, strict=True)
+        }
     )
 
 
-def _cut(table: TableInfo, index: IndexInfo, nth: int, record: Record) -> Datum:
-    part = index.columns[nth]
-    column = table.columns[part.offset]
+def _cut(column: ColumnInfo, length: int, record: Record) -> Datum:
     datum = record[column.id]
     if datum.kind is not DatumKind.BYTES or not isinstance(datum.value, bytes):
         return datum
-    return Datum(DatumKind.BYTES, collations.truncate(column.type, datum.value, part.length))
+    return Datum(DatumKind.BYTES, collations.truncate(column.type, datum.value, length))
 
 
 def _restored_v1(table: TableInfo, index: IndexInfo, record: Record) -> bytes:
     """Return the restored strings of index and handle; of a padded string, the number of its spaces."""
     cells: dict[int, bytes | None] = {}
-    for nth, part in enumerate(index.columns):
+    for part in index.columns:
         column = table.columns[part.offset]
         if not column.type.flag & ColumnFlag.PRI_KEY and collations.needs_restored(column.type):
-            cells[column.id] = _restored_cell(table, index, nth, record)
+            cells[column.id] = _restored_cell(column, part.length, record)
     primary = table.primary_index
     assert primary is not None
-    for nth, part in enumerate(primary.columns):
+    for part in primary.columns:
         column = table.columns[part.offset]
         if collations.needs_restored(column.type):
-            cells[column.id] = _restored_cell(table, primary, nth, record)
+            cells[column.id] = _restored_cell(column, _longer_part(part, index), record)
     return rows.encode(cells) if cells else b""
 
 
-def _restored_cell(table: TableInfo, index: IndexInfo, nth: int, record: Record) -> bytes | None:
-    datum = _cut(table, index, nth, record)
+def _longer_part(part: IndexColumn, index: IndexInfo) -> int:
+    """Return how many characters of a primary key column an entry keeps: the longer of the two prefixes."""
+    lengths = [part.length, *(other.length for other in index.columns if other.offset == part.offset)]
+    return UNSPECIFIED if UNSPECIFIED in lengths else max(lengths)
+
+
+def _restored_cell(column: ColumnInfo, length: int, record: Record) -> bytes | None:
+    datum = _cut(column, length, record)
     if not isinstance(datum.value, bytes):
         return None
-    kind = table.columns[index.columns[nth].offset].type
-    if collations.pads(kind):
-        return rows.uint_cell(len(datum.value) - len(datum.value.rstrip(b" ")))
+    if collations.pads(column.type):
+        return rows.int_cell(len(datum.value) - len(datum.value.rstrip(b" ")))
     return datum.value
+
+
+_CONDITION = re.compile(
+    r"\(?\s*(?:`[^`]+`\s*\.\s*|\w+\s*\.\s*)*(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<bare>\w+))\s*"
+    r"(?:IS\s+(?P<negated>NOT\s+)?NULL"
+    r"|(?P<comparison><=|>=|<>|!=|=|<|>)\s*"
+    r"(?:(?P<number>[+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)|(?:_\w+\s*)?'(?P<text>(?:[^'\\]|'')*)'))\s*\)?",
+    re.IGNORECASE,
+)
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_MOMENT = FieldType(Tp.DATETIME, decimal=6)
+
+
+def has_entry(table: TableInfo, index: IndexInfo, record: Record) -> bool:
+    """Return whether a row has an entry: it fulfils the condition of a partial index.
+
+    Raise Invalid for a condition that `check_condition` refuses.
+    """
+    return not index.condition or _condition(table, index)(record)
+
+
+def check_condition(table: TableInfo, index: IndexInfo) -> None:
+    """Raise Invalid for a partial index whose condition Penstock cannot evaluate as TiDB does."""
+    if index.condition:
+        _condition(table, index)
+
+
+def _condition(table: TableInfo, index: IndexInfo) -> Callable[[Record], bool]:
+    parsed = _CONDITION.fullmatch(index.condition.strip())
+    refusal = f"index {index.name} has the condition {index.condition}, which Penstock does not evaluate"
+    if parsed is None:
+        raise Invalid(f"{refusal}; write the table through TiDB")
+    name = parsed["bare"] or parsed["quoted"].replace("``", "`")
+    column = table.column(name)
+    if not parsed["comparison"]:
+        wants_null = not parsed["negated"]
+        return lambda record: (record[column.id].kind is DatumKind.NULL) == wants_null
+    try:
+        comparable, constant = _comparable(column, parsed["number"], parsed["text"])
+    except (Invalid, ValueError) as error:
+        raise Invalid(f"{refusal}; write the table through TiDB") from error
+    compare = _COMPARISONS[parsed["comparison"]]
+
+    def holds(record: Record) -> bool:
+        datum = record[column.id]
+        return datum.kind is not DatumKind.NULL and compare(comparable(datum), constant)
+
+    return holds
+
+
+def _comparable(
+    column: ColumnInfo, number: str | None, text: str | None
+) -> tuple[Callable[[Datum], Any], Any]:
+    """Return what of a stored value compares with the literal, and the literal; raise Invalid for others."""
+    kind = column.type
+    if number is not None and kind.tp in {Tp.FLOAT, Tp.DOUBLE}:
+        return lambda datum: from_datum(kind, datum), float(number)
+    if number is not None and kind.tp in {*INTEGER_BITS, Tp.YEAR, Tp.NEW_DECIMAL}:
+        return lambda datum: from_datum(kind, datum), Decimal(number)
+    if text is not None and kind.is_string:
+        literal = text.replace("''", "'").encode()
+        return lambda datum: _weigh(kind, datum), collations.sort_key(kind, literal)
+    if text is not None and kind.tp in {Tp.DATE, Tp.DATETIME}:
+        return lambda datum: datum.value, parse_time(_MOMENT, text)
+    raise Invalid(f"column {column.name} does not compare with the literal")
+
+
+def _weigh(kind: FieldType, datum: Datum) -> bytes:
+    return collations.sort_key(kind, datum.value if isinstance(datum.value, bytes) else b"")
 
 
 def handle_in(index: IndexInfo, key: bytes, value: bytes) -> Handle:
     """Return the handle of the row that an entry points to; raise Corrupt when the entry is damaged."""
     end = datums.find_end(key, len(index.columns), PREFIX_BYTES + INT_BYTES)
     if end < len(key):
-        return _handle_of_suffix(key[end:])
+        partition_bytes = 1 + INT_BYTES if key[end] == _PARTITION else 0
+        return _handle_of_suffix(key[end + partition_bytes :])
     segments = split_value(value)
     if segments.common_handle is not None:
         return segments.common_handle

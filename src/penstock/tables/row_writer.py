@@ -40,6 +40,8 @@ def check_writable(name: str, table: TableInfo) -> None:
     virtual = {column.offset for column in table.columns if column.is_virtual}
     if any(part.offset in virtual for index in table.indexes for part in index.columns):
         raise Invalid(f"{name} has an index on a generated column; Penstock does not compute it")
+    for index in written_indexes(table):
+        indexes.check_condition(table, index)
 
 
 class RowWriter(RowReader):
@@ -74,8 +76,8 @@ class RowWriter(RowReader):
         handles = self._new_handles(records)
         for record, handle in zip(records, handles, strict=True):
             self._txn.insert(record_key(self.table.id, handle), value_of(self.table, record))
-            for index in self._indexes:
-                self._add_entry(indexes.entry(self.table, index, record, handle))
+            for entry in self._entries(record, handle):
+                self._add_entry(entry)
         return [self._primary_key(record, handle) for record, handle in zip(records, handles, strict=True)]
 
     def upsert(self, rows: Sequence[Row]) -> list[Any]:
@@ -124,19 +126,21 @@ class RowWriter(RowReader):
 
     def _replace(self, changes: Sequence[tuple[Handle, Record, Record]]) -> None:
         """Write changed rows. Remove old index entries first, so that rows may swap unique values."""
-        entries = [
-            (indexes.entry(self.table, index, old, handle), indexes.entry(self.table, index, new, handle))
-            for handle, old, new in changes
-            for index in self._indexes
-        ]
-        for old_entry, new_entry in entries:
-            if old_entry.key != new_entry.key:
-                self._txn.delete(old_entry.key)
-        for old_entry, new_entry in entries:
-            if old_entry.key != new_entry.key:
-                self._add_entry(new_entry)
-            elif old_entry.value != new_entry.value:
-                self._txn.put(new_entry.key, new_entry.value)
+        before: list[dict[bytes, indexes.IndexEntry]] = []
+        after: list[dict[bytes, indexes.IndexEntry]] = []
+        for handle, old, new in changes:
+            before.append({entry.key: entry for entry in self._entries(old, handle)})
+            after.append({entry.key: entry for entry in self._entries(new, handle)})
+        for old_entries, new_entries in zip(before, after, strict=True):
+            for key in old_entries:
+                if key not in new_entries:
+                    self._txn.delete(key)
+        for old_entries, new_entries in zip(before, after, strict=True):
+            for key, entry in new_entries.items():
+                if key not in old_entries:
+                    self._add_entry(entry)
+                elif old_entries[key].value != entry.value:
+                    self._txn.put(key, entry.value)
         for handle, _, new in changes:
             self._txn.put(record_key(self.table.id, handle), value_of(self.table, new))
 
@@ -151,9 +155,16 @@ class RowWriter(RowReader):
                 continue
             gone.add(handle)
             self._txn.delete(record_key(self.table.id, handle))
-            for index in self._indexes:
-                self._txn.delete(indexes.entry(self.table, index, record, handle).key)
+            for entry in self._entries(record, handle):
+                self._txn.delete(entry.key)
         return len(gone)
+
+    def _entries(self, record: Record, handle: Handle) -> list[indexes.IndexEntry]:
+        return [
+            indexes.entry(self.table, index, record, handle)
+            for index in self._indexes
+            if indexes.has_entry(self.table, index, record)
+        ]
 
     def _add_entry(self, entry: indexes.IndexEntry) -> None:
         (self._txn.insert if entry.distinct else self._txn.put)(entry.key, entry.value)

@@ -103,6 +103,16 @@ class IndexInfo:
         }
 
     @property
+    def keeps_partition_in_key(self) -> bool:
+        """Whether entries of a global index that end their key with a handle name its partition there too."""
+        return self.is_global and int(self.extra.get("global_index_version") or 0) >= 1
+
+    @property
+    def condition(self) -> str:
+        """The condition that a row must fulfil to have an entry; empty when every row has one."""
+        return str(self.extra.get("condition_expr_string") or "")
+
+    @property
     def written(self) -> bool:
         """Whether the key-value store has entries of the index."""
         columnar = any(self.extra.get(kind) for kind in ("vector_index", "inverted_index", "full_text_index"))

@@ -1,6 +1,7 @@
 """Entries of secondary indexes, byte by byte."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,13 +106,88 @@ def test_a_prefix_index_holds_the_first_characters():
     assert entry(table, {"id": 1, "a": "éèx"}).key == entry(table, {"id": 1, "a": "éèy"}).key
 
 
-def test_collations_with_weights_cannot_be_written_but_say_so():
-    with pytest.raises(Invalid, match="utf8mb4_general_ci"):
-        with_index("varchar(9) collate utf8mb4_general_ci", unique=True)
+def test_a_collation_without_weights_here_cannot_be_written_and_says_so():
+    with pytest.raises(Invalid, match="gb18030_chinese_ci"):
+        with_index("varchar(9) collate gb18030_chinese_ci", unique=True)
     table = with_index("varchar(9)", unique=True)
-    made_elsewhere = json.loads(json.dumps(table.to_json()).replace("utf8mb4_bin", "utf8mb4_general_ci"))
-    with pytest.raises(Invalid, match="utf8mb4_general_ci"):
+    made_elsewhere = json.loads(json.dumps(table.to_json()).replace("utf8mb4_bin", "gb18030_chinese_ci"))
+    with pytest.raises(Invalid, match="gb18030_chinese_ci"):
         entry(TableInfo.from_json(made_elsewhere), {"id": 1, "a": "x"})
+
+
+def test_a_collation_that_ignores_case_keeps_the_string_in_the_value():
+    table = with_index("varchar(9) collate utf8mb4_general_ci", unique=True)
+    made = entry(table, {"id": 7, "a": "Né "})
+    assert made.key == entry(table, {"id": 8, "a": "nE"}).key
+    assert made.key == index_prefix(0, 1) + bytes.fromhex("01004e004500000000fb")
+    assert indexes.split_value(made.value).restored == rows.encode({2: "Né ".encode()})
+
+
+def with_condition(column: str, condition: str) -> TableInfo:
+    table = with_index(column, unique=False)
+    index = replace(table.indexes[0], extra={"condition_expr_string": condition})
+    return replace(table, indexes=(index,))
+
+
+@pytest.mark.parametrize(
+    ("column", "condition", "inside", "outside"),
+    [
+        ("int", "`a` IS NULL", [None], [0]),
+        ("int", "`a` IS NOT NULL", [0], [None]),
+        ("int", "`a`>10", [11], [10, None]),
+        ("int", "a <= -1", [-1, -2], [0, None]),
+        ("bigint unsigned", "`t`.`a` >= 18446744073709551615", [(1 << 64) - 1], [(1 << 64) - 2]),
+        ("tinyint", "`a` < 300", [127], [None]),
+        ("decimal(9,2)", "`a`=1.50", ["1.5"], ["1.51"]),
+        ("double", "`a`!=1e2", [99.5], [100.0]),
+        ("varchar(9)", "`a`=_UTF8MB4'x''y'", ["x'y", "x'y "], ["x''y", "X'Y"]),
+        ("varchar(9) collate utf8mb4_general_ci", "(`a`='x')", ["x", "X "], ["y"]),
+        ("datetime", "`a` >= '2024-02-03'", ["2024-02-03 00:00:00"], ["2024-02-02 23:59:59"]),
+        ("date", "`a` <> '2024-02-03'", ["2024-02-02"], ["2024-02-03"]),
+    ],
+)
+def test_a_partial_index_has_entries_of_rows_that_fulfil_its_condition(
+    column: str, condition: str, inside: list[Any], outside: list[Any]
+):
+    table = with_condition(column, condition)
+    indexes.check_condition(table, table.indexes[0])
+    expected = [(value, True) for value in inside] + [(value, False) for value in outside]
+    records = [to_record(table, {"id": 1, "a": value}, start_ts=0) for value, _ in expected]
+    assert [indexes.has_entry(table, table.indexes[0], record) for record in records] == [
+        has for _, has in expected
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "condition"),
+    [
+        ("int", "`a`>1 AND `a`<5"),
+        ("int", "`a`='5'"),
+        ("int", "abs(`a`)=1"),
+        ("varchar(9)", r"`a`='x\n'"),
+        ("varchar(9)", "`a`=1"),
+        ("varchar(9) collate gb18030_bin", "`a`='x'"),
+        ("timestamp", "`a`>'2024-02-03'"),
+        ("date", "`a`>'soon'"),
+        ("enum('x')", "`a`='x'"),
+        ("int", "`b`>1"),
+    ],
+)
+def test_a_condition_that_cannot_be_evaluated_is_refused(column: str, condition: str):
+    table = with_condition("int", condition)
+    kind = define_table("t", [("id", "bigint primary key"), ("a", column)]).columns[1].type
+    table = replace(table, columns=(table.columns[0], replace(table.columns[1], type=kind)))
+    with pytest.raises(Invalid):
+        indexes.check_condition(table, table.indexes[0])
+
+
+def test_a_global_entry_whose_key_names_the_partition_gives_its_handle():
+    table = with_index("int", unique=False)
+    index = replace(table.indexes[0], is_global=True, extra={"global_index_version": 1})
+    record = to_record(table, {"id": 7, "a": 1}, start_ts=0)
+    made = indexes.entry(table, index, record, 7, partition_id=300)
+    assert indexes.handle_in(index, made.key, made.value) == 7
+    assert indexes.split_value(made.value).partition_id == 300
 
 
 def test_a_damaged_entry_is_corrupt():

@@ -34,8 +34,8 @@ def decode_uint(encoded: bytes, at: int = 0) -> int:
 
 
 def encode_float(value: float) -> bytes:
-    """Encode a double so that its bytes keep its order."""
-    bits = int.from_bytes(struct.pack(">d", value), "big")
+    """Encode a double so that its bytes keep its order. Both zeros have the bytes of 0.0, as in TiDB."""
+    bits = int.from_bytes(struct.pack(">d", value or 0.0), "big")
     bits = bits ^ _U64 if bits & _SIGN else bits | _SIGN
     return bits.to_bytes(INT_BYTES, "big")
 

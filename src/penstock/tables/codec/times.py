@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from penstock.errors import Invalid
 
 MONTHS = 13  # MySQL counts month 0 too
-DURATION_MAX = timedelta(hours=838, minutes=59, seconds=59, microseconds=999_999)
+DURATION_MAX = timedelta(hours=838, minutes=59, seconds=59)
 _US = timedelta(microseconds=1)
 
 
@@ -68,9 +68,10 @@ def unpack_timestamp(packed: int) -> datetime | None:
 
 def duration_nanos(span: timedelta, fsp: int) -> int:
     """Return a TIME value in nanoseconds, rounded half away from zero; raise Invalid beyond 838:59:59."""
-    if abs(span) > DURATION_MAX:
+    micros = _round(span // _US, 10 ** (6 - fsp))
+    if abs(micros) > DURATION_MAX // _US:
         raise Invalid("a TIME column holds -838:59:59 to 838:59:59; pass a shorter timedelta")
-    return _round(span // _US, 10 ** (6 - fsp)) * 1000
+    return micros * 1000
 
 
 def duration_span(nanos: int) -> timedelta:

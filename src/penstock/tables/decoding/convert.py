@@ -200,8 +200,8 @@ def _decimals(kind: FieldType, storage: StoredValues) -> pa.Array:
         converted = decimals(storage.decimal_cells(), target)
         if converted is not None:
             return converted
-        return _one_by_one(kind, storage, lambda value: value)
-    return _one_by_one(kind, storage, lambda value: f"{value:f}")
+        return _one_by_one(kind, storage.decimal_cells(), lambda value: value)
+    return _one_by_one(kind, storage.decimal_cells(), lambda value: f"{value:f}")
 
 
 def _one_by_one(kind: FieldType, storage: StoredValues, finish: Callable[[Any], Any]) -> pa.Array:
