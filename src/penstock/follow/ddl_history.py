@@ -130,6 +130,10 @@ JOB_WAIT_MS = 60_000
 """How much of the cluster's time passes before a DDL without a job is given out without its statement."""
 
 
+_SYSTEM_DATABASE = "mysql"
+_RESERVED_ID = 0x0000_FFFF_FFFF_F000  # from here on, ids are of tables in which TiDB keeps its jobs
+
+
 @dataclass(slots=True)
 class _Described:
     """The descriptions of tables and databases that one transaction wrote."""
@@ -274,7 +278,9 @@ class DdlHistory:
         for commit_ts in sorted(ts for ts in self._unsettled if ts <= self._fed_ts):
             changes = list(self._changes(commit_ts, self._unsettled[commit_ts]))
             events = [self._event(commit_ts, change) for change in changes]
-            if None in events and not self._is_overdue(commit_ts):
+            awaited = [change for event, change in zip(events, changes, strict=True)
+                       if event is None and not _is_bootstrap(change)]  # fmt: skip
+            if awaited and not self._is_overdue(commit_ts):
                 self._settled_ts = max(self._settled_ts, commit_ts - 1)
                 return
             self._enter(commit_ts, changes)
@@ -316,6 +322,12 @@ class DdlHistory:
         """Return the DDL with the statement of its job; None when the job is not known."""
         job = self._jobs.find(change.ids, commit_ts, self._fed_ts)
         return None if job is None else _as_event(commit_ts, change, job.type, job.query)
+
+
+def _is_bootstrap(change: _Change) -> bool:
+    """Return whether a change is TiDB's first step into an empty cluster, which no job makes."""
+    made = change.ids if change.scope is DdlScope.TABLES else ()
+    return change.database.lower() == _SYSTEM_DATABASE and all(made_id >= _RESERVED_ID for made_id in made)
 
 
 def _without_job(commit_ts: int, change: _Change) -> DdlEvent:

@@ -233,6 +233,15 @@ def test_a_ddl_waits_for_its_job_and_what_follows_waits_for_the_ddl() -> None:
     assert (event.type, event.query) == (DdlAction.ADD_COLUMN, "")
 
 
+def test_nobody_waits_for_jobs_of_the_tables_in_which_tidb_keeps_jobs() -> None:
+    bootstrap = put_database(5, 3, "mysql"), put_table(6, a_table(0xFFFFFFFFFFFE, name="tidb_ddl_job"), 3)
+    made = history(*bootstrap, resolved_ts=7)
+    assert made.resolved_ts() == 7
+    assert [shown(ddl) for ddl in made.ddls(0, 7)] == [(5, 1, []), (6, 3, [(None, "mysql.tidb_ddl_job")])]
+    user = put_table(6, a_table(9, name="user"), 3)
+    assert history(*bootstrap, user, resolved_ts=7).resolved_ts() == 5, "others of that database have jobs"
+
+
 def test_jobs_that_were_cancelled_or_are_of_others_are_not_taken_for_it() -> None:
     event = last(
         put_table(10, a_table(7)),
