@@ -214,6 +214,24 @@ STORE_DEADLOCKS_TOTAL = Counter(
 )
 
 # The embedded store: change streams.
+STORE_GC_ROUNDS_TOTAL = Counter(
+    "penstock_store_gc_rounds_total", "Rounds of garbage collection, by result: ok, failed.", ["result"]
+)
+STORE_GC_SECONDS = Histogram(
+    "penstock_store_gc_seconds",
+    "Seconds of one round of garbage collection.",
+    buckets=exponential(0.01, 2, 20),
+)
+STORE_GC_SAFE_POINT_SECONDS = Gauge(
+    "penstock_store_gc_safe_point_seconds",
+    "Wall time, in seconds since the epoch, before which the store has collected old versions.",
+)
+STORE_GC_COLLECTED_VERSIONS_TOTAL = Counter(
+    "penstock_store_gc_collected_versions_total", "Old versions that garbage collection removed."
+)
+STORE_GC_DELETED_RANGES_TOTAL = Counter(
+    "penstock_store_gc_deleted_ranges_total", "Ranges of dropped tables, partitions and indexes deleted."
+)
 STORE_CDC_SUBSCRIPTIONS = Gauge("penstock_store_cdc_subscriptions", "Region subscriptions of all streams.")
 STORE_CDC_PENDING_BYTES = Gauge(
     "penstock_store_cdc_pending_bytes", "Bytes of changes that wait to be sent, of all streams."

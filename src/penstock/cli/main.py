@@ -149,7 +149,7 @@ def store(
 
     Prints one line of JSON with the addresses once it is ready.
     """
-    from penstock.cli.services.store import StoreOptions, serve, store_settings
+    from penstock.cli.services.store import StoreOptions, serve, store_client, store_settings
 
     options = StoreOptions(
         pd_addr=pd_addr,
@@ -161,8 +161,9 @@ def store(
         enable_faults=enable_faults,
         config=config,
     )
-    served_at = load_settings(config, metrics_addr=metrics_addr).metrics_addr
-    asyncio.run(serve(store_settings(options), metrics_addr=served_at))
+    file = load_settings(config, metrics_addr=metrics_addr)
+    settings = store_settings(options)
+    asyncio.run(serve(settings, store_client(settings, file), metrics_addr=file.metrics_addr))
 
 
 @app.command()

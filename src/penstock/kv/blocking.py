@@ -273,6 +273,13 @@ class Client:
         """Remove versions that no reader at `safe_point` or later can see; return the safe point in force."""
         return _run(self._client.gc(safe_point))
 
+    def delete_range(self, lower: bytes, upper: bytes) -> None:
+        """Remove every version of [lower, upper) at once, as for a dropped table.
+
+        Nobody may read or write the range. Change streams do not show it, and nothing can undo it.
+        """
+        _run(self._client.delete_range(lower, upper))
+
     def close(self) -> None:
         """Wait for work in the background, then close the connections. Closing twice is harmless."""
         _run(self._client.close())

@@ -147,6 +147,16 @@ class AsyncClient:
         self._check_open()
         return await gc.collect_garbage(self._session, safe_point)
 
+    async def delete_range(self, lower: bytes, upper: bytes) -> None:
+        """Remove every version of [lower, upper) at once, as for a dropped table.
+
+        Nobody may read or write the range. Change streams do not show it, and nothing can undo it.
+        """
+        self._check_open()
+        if not lower < upper:
+            raise Invalid("the range to delete is empty or has no end; give a lower and a higher key")
+        await gc.delete_range(self._session, lower, upper)
+
     async def close(self) -> None:
         """Wait for work in the background, then close the connections. Closing twice is harmless."""
         if self._closed:

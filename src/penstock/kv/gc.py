@@ -2,7 +2,7 @@
 
 import logging
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, Unavailable
 from penstock.kv import backoff
 from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.locks import Lock, to_error
@@ -128,6 +128,25 @@ async def collect_garbage(session: Session, safe_point: int) -> int:
     except NotServed:  # newer TiKV: each store collects by itself, up to the safe point
         _log.info("stores collect garbage by themselves", extra={"safe_point": in_force})
     return in_force
+
+
+async def delete_range(session: Session, lower: bytes, upper: bytes) -> None:
+    """Remove every lock and version of [lower, upper), whatever their timestamps; nobody may use them."""
+    position = lower
+    while position < upper:
+        bo = session.backoffer(backoff.GC_MS, "delete range")
+        location = await session.router.cache.locate(bo, position)
+        end = min(location.end, upper) if location.end else upper
+        request = kvrpcpb.DeleteRangeRequest(start_key=position, end_key=end)
+        try:
+            answer = await session.router.send_to_region(
+                bo, "KvDeleteRange", request, location, kvrpcpb.DeleteRangeResponse
+            )
+        except RegionStale:
+            continue
+        if answer.error:
+            raise Unavailable(f"region {location.region.id} could not delete a range; try again later")
+        position = end
 
 
 async def _collect_regions(session: Session, safe_point: int) -> None:

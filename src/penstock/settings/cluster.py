@@ -98,6 +98,10 @@ class StoreSettings(Frozen):
     """Head start in milliseconds of the oldest waiter when a lock is released."""
     resolved_ts_interval_ms: int = Field(200, ge=1)
     """Milliseconds between advances of the resolved timestamps."""
+    gc_life_time_s: float = Field(600, ge=0)
+    """Seconds that old versions, and the keys of dropped tables, are kept at least; 0 keeps them for ever."""
+    gc_run_interval_s: float = Field(600, gt=0)
+    """Seconds between two rounds of garbage collection."""
     cdc_memory_bytes: int = Field(512 * 1024 * 1024, ge=1024)
     """Memory for events that clients of change streams have not received yet."""
     faults: bool = False

@@ -237,6 +237,11 @@ class Engine:
         closed = [(cf, lower, upper or self._after_last(cf)) for cf, lower, upper in ranges]
         await asyncio.shield(self.submit((), [r for r in closed if r[1] < r[2]]))
 
+    def compact(self, ranges: Sequence[Range]) -> None:
+        """Give back the space of keys that were deleted in these ranges. Blocks; not on the event loop."""
+        for cf, lower, upper in ranges:
+            self._families[cf].compact_range(lower, upper or None)
+
     def _after_last(self, cf: Cf) -> bytes:
         for key, _ in self.view((cf,)).iterate_reverse(cf):
             return key + b"\0"
@@ -329,7 +334,7 @@ def _family_options(cf: Cf, cache: Cache) -> Options:
     if cf != Cf.WRITE:  # versions are read by seeks, never by their whole key
         blocks.set_bloom_filter(_BLOOM_BITS, block_based=False)
     options.set_block_based_table_factory(blocks)
-    if cf == Cf.LOCK:  # nearly every lock written is deleted soon after
+    if cf in {Cf.LOCK, Cf.WRITE, Cf.DEFAULT}:  # locks go soon after they came, old versions in rounds
         options.add_compact_on_deletion_collector_factory(4096, 2048, 0.5)
     return options
 

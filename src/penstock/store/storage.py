@@ -151,7 +151,7 @@ class TxnStorage:
         self._scheduler = TxnScheduler(engine, self.concurrency, self._waiting, clock)
         self._reading = StoreReader(engine, self.concurrency, clock)
         self._locking = Locking(self._scheduler, self.concurrency, self._waiting, clock)
-        self._sweeping = Sweeping(engine, self._scheduler)
+        self._sweeping = Sweeping(engine, self._scheduler, clock=clock)
 
     @property
     def observer(self) -> ApplyObserver | None:

@@ -4,11 +4,14 @@ Each batch takes the latches of its keys and reads them again, so it respects ch
 batches other commands run.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
+from penstock import metrics
+from penstock.clock import Clock
 from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.store.bounds import KeyBounds
 from penstock.store.engine import Cf, Engine
@@ -20,6 +23,7 @@ from penstock.store.mvcc.resolve import commit
 from penstock.store.scheduler import TxnScheduler
 
 _BATCH_KEYS = 256
+_SLICE_VERSIONS = 4096  # milliseconds of work
 _Batch = list[tuple[bytes, int]]
 """Keys with the start timestamps of their locks."""
 T = TypeVar("T")
@@ -28,9 +32,10 @@ T = TypeVar("T")
 class Sweeping:
     """Lock resolution, collection of old versions and removal over ranges."""
 
-    def __init__(self, engine: Engine, scheduler: TxnScheduler) -> None:
+    def __init__(self, engine: Engine, scheduler: TxnScheduler, *, clock: Clock) -> None:
         self._engine = engine
         self._scheduler = scheduler
+        self._clock = clock
 
     async def resolve(self, fates: Mapping[int, int], bounds: KeyBounds) -> None:
         """Commit (at the given timestamp) or roll back (0) every lock of some transactions."""
@@ -53,10 +58,18 @@ class Sweeping:
         await self._each_locked(bounds, lambda lock: lock.is_pessimistic and lock.start_ts == start_ts, act)
 
     async def collect(self, safe_ts: int, bounds: KeyBounds) -> None:
-        """Drop the versions that no read at or after `safe_ts` needs."""
-        reader = MvccReader(self._engine.view(SCANNING))
-        for batch in _batches(_keys_with_garbage(reader, bounds, safe_ts)):
-            await self._scheduler.execute(batch, partial(resolve.collect, keys=batch, safe_ts=safe_ts))
+        """Drop the versions that no read at or after `safe_ts` needs.
+
+        Looks at a slice of the keys at a time and lets others run in between, as long as the slice took.
+        """
+        start: bytes | None = bounds.start
+        while start is not None:
+            began = self._clock.monotonic()
+            reader = MvccReader(self._engine.view(SCANNING))
+            found, start = _find_garbage(reader, KeyBounds(start, bounds.end), safe_ts)
+            for batch in _batches(found):
+                await self._scheduler.execute(batch, partial(_collect, batch, safe_ts))
+            await self._clock.sleep(self._clock.monotonic() - began)
 
     async def remove(self, bounds: KeyBounds) -> None:
         """Remove every lock, version and value of a range, without a trace in the versions.
@@ -73,6 +86,7 @@ class Sweeping:
         await self._each_locked(bounds, lambda _: True, act)
         lower, upper = records.span(bounds)
         await self._engine.delete_range([(Cf.WRITE, lower, upper), (Cf.DEFAULT, lower, upper)])
+        await asyncio.to_thread(self._engine.compact, [(Cf.WRITE, lower, upper), (Cf.DEFAULT, lower, upper)])
 
     async def _each_locked(
         self,
@@ -101,17 +115,31 @@ def fates_of(request: kvrpcpb.ResolveLockRequest) -> dict[int, int]:
     return {request.start_version: request.commit_version}
 
 
-def _keys_with_garbage(reader: MvccReader, bounds: KeyBounds, safe_ts: int) -> Iterator[bytes]:
+def _collect(keys: list[bytes], safe_ts: int, reader: MvccReader, effects: Effects) -> None:
+    resolve.collect(reader, effects, keys, safe_ts)
+    collected = sum(family is Cf.WRITE for family, _, _ in effects.mutations)
+    metrics.STORE_GC_COLLECTED_VERSIONS_TOTAL.inc(collected)
+
+
+def _find_garbage(reader: MvccReader, bounds: KeyBounds, safe_ts: int) -> tuple[list[bytes], bytes | None]:
+    """Return the keys with garbage among the first versions of a range, and where the next slice starts.
+
+    None: the range ends within the slice. A key is never divided among two slices.
+    """
+    found: list[bytes] = []
     current = b""
     versions: list[tuple[int, Write]] = []
-    for key, commit_ts, write in reader.scan_writes(bounds):
+    for number, (key, commit_ts, write) in enumerate(reader.scan_writes(bounds)):
         if key != current:
             if any(True for _ in resolve.garbage(versions, safe_ts)):
-                yield current
+                found.append(current)
+            if number >= _SLICE_VERSIONS:
+                return found, key
             current, versions = key, []
         versions.append((commit_ts, write))
     if any(True for _ in resolve.garbage(versions, safe_ts)):
-        yield current
+        found.append(current)
+    return found, None
 
 
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:

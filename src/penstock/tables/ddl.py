@@ -3,6 +3,7 @@
 Two changes cannot commit at once, because both increment the schema version; the loser runs again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.errors import Invalid
@@ -11,6 +12,7 @@ from penstock.tables import statements
 from penstock.tables.accounts import SYSTEM_ACCOUNT, Account, Accounts, account_field, owner_field
 from penstock.tables.ddl_jobs import DdlAction, DdlJob, SchemaDiff
 from penstock.tables.define import check_name
+from penstock.tables.garbage import KeyRange, ranges_of_table, record_dropped
 from penstock.tables.meta import ACCOUNTS, MetaWriter
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_name
@@ -77,9 +79,11 @@ class SchemaChange:
     def drop_database(self, name: str) -> None:
         """Remove a database with its tables."""
         database = self.schema.database(name)
+        dropped = self.schema.tables[database.id].values()
         self._meta.delete_database(database.id)
         self._meta.delete_field(ACCOUNTS, owner_field(database.id))
-        self._finish(_Change(DdlAction.DROP_SCHEMA, f"DROP DATABASE {quote(database.name)}", database))
+        change = _Change(DdlAction.DROP_SCHEMA, f"DROP DATABASE {quote(database.name)}", database)
+        self._finish(change, garbage=[one for table in dropped for one in ranges_of_table(table)])
 
     def create_table(self, database_name: str, definition: TableInfo) -> TableInfo:
         """Make a table from a definition; raise Invalid when the name is taken."""
@@ -97,7 +101,8 @@ class SchemaChange:
         database, table = self.schema.place(name, unreadable=True)
         self._meta.delete_table(database.id, table)
         query = f"DROP TABLE {quote(database.name)}.{quote(table.name)}"
-        self._finish(_Change(DdlAction.DROP_TABLE, query, database, table, table.id))
+        change = _Change(DdlAction.DROP_TABLE, query, database, table, table.id)
+        self._finish(change, garbage=ranges_of_table(table))
 
     def truncate_table(self, name: str) -> TableInfo:
         """Empty a table: it continues under a new id."""
@@ -108,7 +113,7 @@ class SchemaChange:
         self._meta.put_table(database.id, table)
         query = f"TRUNCATE TABLE {quote(table.name)}"
         change = _Change(DdlAction.TRUNCATE_TABLE, query, database, table, old.id, old_table_id=old.id)
-        self._finish(change, diff_table_id=table.id)
+        self._finish(change, diff_table_id=table.id, garbage=ranges_of_table(old))
         return table
 
     def rename_table(self, name: str, new_name: str) -> TableInfo:
@@ -145,7 +150,9 @@ class SchemaChange:
                 f"table {database.name}.{name} already exists; choose another name or drop it first"
             )
 
-    def _finish(self, change: _Change, *, diff_table_id: int | None = None) -> None:
+    def _finish(
+        self, change: _Change, *, diff_table_id: int | None = None, garbage: Iterable[KeyRange] = ()
+    ) -> None:
         version = self._meta.next_schema_version()
         of_database = change.action in {DdlAction.CREATE_SCHEMA, DdlAction.DROP_SCHEMA}
         job = DdlJob(
@@ -171,3 +178,4 @@ class SchemaChange:
             old_database_id=change.old_database_id,
         )
         self._meta.put_job(job, diff)
+        record_dropped(self._meta, job.id, garbage)

@@ -4,15 +4,19 @@ import asyncio
 import logging
 import signal
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.cli.service import print_ready, serve_metrics
-from penstock.errors import Invalid
-from penstock.settings import Settings, StoreSettings, load, parse
+from penstock.clock import SYSTEM
+from penstock.errors import Invalid, PenstockError
+from penstock.kv import Client
+from penstock.settings import KvSettings, Settings, StoreSettings, TlsSettings, load, parse
 from penstock.store.cluster import Cluster
+from penstock.tables.garbage import GarbageCollector
 
-__all__ = ["StoreOptions", "serve", "store_settings"]
+__all__ = ["StoreClient", "StoreOptions", "serve", "store_client", "store_settings"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,23 +57,64 @@ def _tls(options: StoreOptions) -> dict[str, Path | None] | None:
     return {"cert_path": options.tls_cert, "key_path": options.tls_key, "ca_path": options.tls_ca}
 
 
-async def serve(settings: StoreSettings, *, metrics_addr: str | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class StoreClient:
+    """How the store's own garbage collection connects to the store."""
+
+    kv: KvSettings
+    tls: TlsSettings | None
+
+
+def store_client(store: StoreSettings, file: Settings) -> StoreClient:
+    """Return what the file says of clients; without certificates there, the server's own are used."""
+    if store.tls is None or file.tls is not None:
+        return StoreClient(file.kv, file.tls)
+    server = store.tls
+    authority = server.ca_path or server.cert_path  # without an authority the certificate vouches for itself
+    own = TlsSettings(ca_path=authority, cert_path=server.cert_path, key_path=server.key_path)
+    return StoreClient(file.kv, own)
+
+
+async def serve(settings: StoreSettings, client: StoreClient, *, metrics_addr: str | None = None) -> None:
     """Serve until SIGTERM or SIGINT; print one line of JSON with the addresses once ready."""
     with serve_metrics(metrics_addr) as metrics:
-        await _serve(settings, metrics)
+        await _serve(settings, client, metrics)
 
 
-async def _serve(settings: StoreSettings, metrics: dict[str, str]) -> None:
+async def _collect_garbage(pd_addr: str, connecting: StoreClient, settings: StoreSettings) -> None:
+    """Collect garbage in rounds, with a client of the store, until cancelled."""
+    connect = partial(Client.connect, [pd_addr], tls=connecting.tls, settings=connecting.kv)
+    while True:
+        try:
+            client = await asyncio.to_thread(connect)
+        except PenstockError as error:
+            _log.warning("garbage is not collected: the store's client fails", extra={"error": str(error)})
+            await SYSTEM.sleep(settings.gc_run_interval_s)
+            continue
+        try:
+            collector = GarbageCollector(client, life_time_s=settings.gc_life_time_s)
+            await collector.run(settings.gc_run_interval_s)
+        finally:
+            await asyncio.to_thread(client.close)
+
+
+async def _serve(settings: StoreSettings, client: StoreClient, metrics: dict[str, str]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    collecting: asyncio.Task[None] | None = None
     cluster = await Cluster.start(settings)
     try:
         ready = {"cluster_id": cluster.cluster_id, "pd": cluster.pd_addr, "stores": cluster.store_addrs}
         print_ready(ready | metrics)
         _log.info("store is ready", extra={"pd_addr": cluster.pd_addr, "data": str(settings.data)})
+        if settings.gc_life_time_s:
+            collecting = asyncio.create_task(_collect_garbage(cluster.pd_addr, client, settings))
         await stopping.wait()
     finally:
+        if collecting is not None:
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
         await cluster.stop()
         _log.info("store has stopped", extra={"data": str(settings.data)})

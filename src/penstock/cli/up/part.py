@@ -44,7 +44,8 @@ def _serve(kind: PartKind, settings: Settings) -> None:
         case PartKind.STORE:
             from penstock.cli.services import store
 
-            asyncio.run(store.serve(settings.store, metrics_addr=settings.metrics_addr))
+            client = store.store_client(settings.store, settings)
+            asyncio.run(store.serve(settings.store, client, metrics_addr=settings.metrics_addr))
         case PartKind.CAPTURE:
             from penstock.cli.services import capture
 
