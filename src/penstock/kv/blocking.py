@@ -98,6 +98,10 @@ class Transaction:
     async def _wait_start_ts(self) -> int:
         return await self._txn.start_ts
 
+    def check_schema_by(self, hook: SchemaHook) -> None:
+        """Have the commit ask a hook, in two phases; raise Invalid when the transaction has one already."""
+        self._txn.check_schema_by(hook)
+
     @property
     def commit_ts(self) -> int:
         """The timestamp of the commit; 0 before it, and for a transaction that wrote nothing."""

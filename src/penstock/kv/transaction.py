@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
 from typing import Self
@@ -91,6 +91,17 @@ class AsyncTransaction:
     def start_ts(self) -> "asyncio.Future[int]":
         """The timestamp of the transaction's reads, asked for when it began; await it."""
         return asyncio.shield(self._start_ts)
+
+    def check_schema_by(self, hook: SchemaHook) -> None:
+        """Have the commit ask a hook, in two phases: only then the hook sees the final commit timestamp.
+
+        Raise Invalid when the transaction has a schema hook already.
+        """
+        self._check_active()
+        if self._schema is not None:
+            raise Invalid("the transaction checks its schema by a hook of its own; begin it without one")
+        self._schema = hook
+        self._options = replace(self._options, async_commit=False, one_pc=False)
 
     @property
     def phase(self) -> TxnPhase:

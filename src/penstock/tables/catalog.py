@@ -93,9 +93,9 @@ class Catalog:
     def begin(self, *, pessimistic: bool = False) -> Transaction:
         """Begin a transaction for rows of any tables; pass it to their methods as `txn`.
 
-        Its commit raises Conflict when one of the tables was dropped or truncated meanwhile. The check
-        happens at the commit timestamp, so the transaction commits in two phases. A transaction of the client
-        itself works too, without this check.
+        Its commit raises Conflict when one of the tables was dropped or has other columns or indexes by then;
+        run the transaction again. The check happens at the commit timestamp, so the transaction commits in
+        two phases. So does a transaction of the client itself that is passed to a table.
         """
         return self._guards.begin(pessimistic=pessimistic)
 

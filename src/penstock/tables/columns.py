@@ -61,6 +61,7 @@ class ColumnFlag(IntFlag):
     SET = 2048
     NO_DEFAULT_VALUE = 4096
     ON_UPDATE_NOW = 8192
+    PREVENT_NULL_INSERT = 1 << 20  # the column becomes NOT NULL; it already refuses NULL
 
 
 NO_FLAGS = ColumnFlag(0)
@@ -259,6 +260,12 @@ class ColumnInfo:
     def is_virtual(self) -> bool:
         """Whether the column is computed on read, and so never stored."""
         return bool(self.generated_expr) and not self.generated_stored
+
+    @property
+    def changes_from(self) -> int | None:
+        """The offset of the column that this hidden one will replace, while MODIFY COLUMN rewrites rows."""
+        change = self.extra.get("change_state_info")
+        return None if change is None or self.state is SchemaState.PUBLIC else change["relative_col_offset"]
 
     @property
     def auto_increment(self) -> bool:

@@ -1,42 +1,78 @@
-"""Keeps a transaction from committing rows to a table that was dropped meanwhile."""
+"""Keeps a transaction from committing rows that the schema of then would have written otherwise."""
 
 import asyncio
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.kv import Client, Transaction
 from penstock.kv.protocol import Write
-from penstock.tables.meta import table_key
+from penstock.tables.meta import parse_json, table_key
+from penstock.tables.online import is_same_form
+from penstock.tables.schema import TableInfo
+from penstock.tables.schema_snapshot import TablePlace
+
+_PARSED_MAX = 256
 
 
 class SchemaGuard:
     """The schema hook of a transaction that writes rows.
 
-    Only a drop or a truncation makes encoded rows useless; after every other change they are readable, and
-    they commit. The check reads at the commit timestamp, so it is exact.
+    Rows commit when the tables have the columns and indexes that the rows were written with. The check reads
+    at the commit timestamp, where it meets the lock of a change that commits before, so it is exact.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._keys: set[bytes] = set()
+        self._written: dict[bytes, TableInfo] = {}
 
-    def uses(self, database_id: int, table_id: int) -> None:
-        """Note that the transaction writes rows of a table."""
-        self._keys.add(table_key(database_id, table_id))
+    def uses(self, place: TablePlace) -> None:
+        """Note that the transaction writes rows of a table under this schema."""
+        self._written[table_key(place.database.id, place.table.id)] = place.table
 
     async def check(self, since_ts: int, until_ts: int) -> bool:
-        """Return whether every table written to still exists."""
+        """Return whether every table written to still takes the rows as they are."""
         del since_ts
-        if not self._keys:
+        if not self._written:
             return True
         snapshot = self._client.snapshot(until_ts)
-        schemas = await asyncio.to_thread(snapshot.batch_get, sorted(self._keys))
-        return len(schemas) == len(self._keys)
+        stored = await asyncio.to_thread(snapshot.batch_get, sorted(self._written))
+        return self._holds(stored)
+
+    def _holds(self, stored: Mapping[bytes, bytes]) -> bool:
+        return all(
+            key in stored and is_same_form(written, _parsed.table(key, stored[key]))
+            for key, written in self._written.items()
+        )
 
     async def amend(self, since_ts: int, until_ts: int, writes: Sequence[Write]) -> Sequence[Write] | None:
-        """Return None: rows of a dropped table cannot be amended."""
+        """Return None: the transaction runs again under the new schema."""
         del since_ts, until_ts, writes
         return None
+
+
+class _ParsedSchemas:
+    """Descriptions of tables by their bytes, so that a commit compares without parsing. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: dict[bytes, tuple[bytes, TableInfo]] = {}
+
+    def table(self, key: bytes, value: bytes) -> TableInfo:
+        """Return the table that a value of the meta keys describes."""
+        with self._lock:
+            known = self._tables.get(key)
+        if known is not None and known[0] == value:
+            return known[1]
+        table = TableInfo.from_json(parse_json(value))
+        with self._lock:
+            self._tables[key] = (value, table)
+            while len(self._tables) > _PARSED_MAX:
+                del self._tables[next(iter(self._tables))]
+        return table
+
+
+_parsed = _ParsedSchemas()
 
 
 class Guards:
@@ -57,8 +93,14 @@ class Guards:
         self._guards[txn] = guard
         return txn
 
-    def uses(self, txn: Transaction, database_id: int, table_id: int) -> None:
-        """Note that a transaction writes rows of a table; ignore a transaction that was not begun here."""
+    def uses(self, txn: Transaction, place: TablePlace) -> None:
+        """Note that a transaction writes rows of a table; guard it from now on if it was begun elsewhere.
+
+        Raise Invalid for a transaction with a schema hook of its own.
+        """
         guard = self._guards.get(txn)
-        if guard is not None:
-            guard.uses(database_id, table_id)
+        if guard is None:
+            guard = SchemaGuard(self._client)
+            txn.check_schema_by(guard)
+            self._guards[txn] = guard
+        guard.uses(place)

@@ -3,7 +3,7 @@
 It also has the value of a column in rows that were written before the column existed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -70,11 +70,14 @@ def default_value(column: ColumnInfo, start_ts: int) -> Any:
     return default
 
 
-def value_of(table: TableInfo, record: Record) -> bytes:
-    """Return the stored value of a row: every cell that is not already in its key."""
+def value_of(table: TableInfo, record: Record, columns: Sequence[ColumnInfo] | None = None) -> bytes:
+    """Return the stored value of a row: every cell of the columns that is not already in its key.
+
+    The columns are those that readers see, unless a change of the schema needs more.
+    """
     cells = {
         column.id: rows.cell_of(record[column.id])
-        for column in table.stored_columns
+        for column in (table.stored_columns if columns is None else columns)
         if not _is_left_out(table, column, record[column.id])
     }
     return rows.encode(cells)
@@ -139,12 +142,15 @@ def key_datum(table: TableInfo, part: IndexColumn, record: Record) -> Datum:
     return Datum(DatumKind.BYTES, collations.sort_key(column.type, cut))
 
 
-def read_record(table: TableInfo, key: bytes, value: bytes) -> Record:
-    """Decode a stored row; raise Corrupt when it is damaged."""
+def read_record(
+    table: TableInfo, key: bytes, value: bytes, columns: Sequence[ColumnInfo] | None = None
+) -> Record:
+    """Decode the columns of a stored row, by default those that readers see; raise Corrupt on damage."""
     _, handle = decode_record_key(key)
     cells = rows.decode(value).cells
     in_key = _from_handle(table, handle)
-    return {column.id: _datum(column, cells, in_key) for column in table.stored_columns}
+    read = table.stored_columns if columns is None else columns
+    return {column.id: _datum(column, cells, in_key) for column in read}
 
 
 def _datum(column: ColumnInfo, cells: Mapping[int, bytes | None], in_key: Record) -> Datum:

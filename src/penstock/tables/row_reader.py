@@ -1,16 +1,26 @@
 """Reads of a table's rows in one view of the store: by key, by index, in order."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from heapq import merge
+from typing import Any, NamedTuple
 
 from penstock.errors import Invalid
 from penstock.kv import Snapshot, Transaction
 from penstock.tables import indexes
 from penstock.tables.codec import collations
 from penstock.tables.codec.datums import Datum, DatumKind
-from penstock.tables.columns import ColumnInfo
+from penstock.tables.columns import ColumnInfo, SchemaState
 from penstock.tables.indexes import written_indexes
-from penstock.tables.keys import Handle, encode_handle, index_prefix, prefix_end, record_key, record_range
+from penstock.tables.keys import (
+    PREFIX_BYTES,
+    Handle,
+    decode_index_prefix,
+    encode_handle,
+    index_prefix,
+    prefix_end,
+    record_key,
+    record_range,
+)
 from penstock.tables.records import (
     Record,
     check_datum,
@@ -20,6 +30,13 @@ from penstock.tables.records import (
 )
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexInfo
 from penstock.tables.schema_snapshot import TablePlace
+
+
+class RowRef(NamedTuple):
+    """Where a row is: its physical table (the table itself, or a partition), and its handle there."""
+
+    physical_id: int
+    handle: Handle
 
 
 class RowReader:
@@ -32,35 +49,48 @@ class RowReader:
         if not place.table.is_base_table:
             raise Invalid(f"{self.name} is a {place.table.kind} and has no rows; read a table")
 
-    def handles(self, keys: Sequence[Any]) -> list[Handle | None]:
-        """Return the handles of rows by their primary keys; None for a key that the index does not have."""
+    def refs(self, keys: Sequence[Any]) -> list[RowRef | None]:
+        """Return where rows are by their primary keys; None for a key that the table does not have."""
         if len(self.table.physical_ids) != 1 or self.table.physical_ids[0] != self.table.id:
             raise Invalid(f"{self.name} is partitioned; it can only be scanned")
         if self.table.handle_kind is not HandleKind.ROWID:
-            return [handle_of(self.table, self._key_record(key)) for key in keys]
+            records = [self._key_record(key) for key in keys]
+            return [RowRef(self.home(record), handle_of(self.table, record)) for record in records]
         return self._row_ids_of(keys)
 
-    def _row_ids_of(self, keys: Sequence[Any]) -> list[Handle | None]:
+    def home(self, record: Record) -> int:
+        """Return the id of the physical table that a row belongs to."""
+        del record
+        return self.table.id
+
+    def _row_ids_of(self, keys: Sequence[Any]) -> list[RowRef | None]:
         primary = self.table.primary_index
         by_id = [key.get(ROWID_COLUMN) if isinstance(key, Mapping) else None for key in keys]
         if primary is None:
             handles = [key if handle is None else handle for key, handle in zip(keys, by_id, strict=True)]
             if not all(isinstance(key, int) for key in handles):
                 raise Invalid(f"{self.name} has no primary key; name its rows by {ROWID_COLUMN}, an int")
-            return handles
-        entries = [
-            None if handle is not None else indexes.entry(self.table, primary, self._key_record(key), 0).key
+            return [RowRef(self.table.id, handle) for handle in handles]
+        homes = [
+            None if handle is not None else self._primary_entry(primary, key)
             for key, handle in zip(keys, by_id, strict=True)
         ]
-        values = self._view.batch_get([entry for entry in entries if entry is not None])
-        return [
-            handle
-            if entry is None
-            else indexes.handle_in(primary, entry, values[entry])
-            if entry in values
-            else None
-            for entry, handle in zip(entries, by_id, strict=True)
-        ]
+        values = self._view.batch_get([home[1] for home in homes if home is not None])
+        found: list[RowRef | None] = []
+        for home, handle in zip(homes, by_id, strict=True):
+            if home is None:
+                found.append(RowRef(self.table.id, handle or 0))
+            elif home[1] in values:
+                found.append(RowRef(home[0], indexes.handle_in(primary, home[1], values[home[1]])))
+            else:
+                found.append(None)
+        return found
+
+    def _primary_entry(self, primary: IndexInfo, key: Any) -> tuple[int, bytes]:
+        record = self._key_record(key)
+        home = self.home(record)
+        partition_id = None if home == self.table.id else home
+        return home, indexes.entry(self.table, primary, record, 0, partition_id).key
 
     def _key_record(self, key: Any) -> Record:
         columns = self.table.primary_key
@@ -81,20 +111,22 @@ class RowReader:
             return [folded[column.name.lower()] for column in self.table.primary_key]
         return key if isinstance(key, tuple | list) else (key,)
 
-    def read(self, handles: Sequence[Handle | None]) -> dict[int, Record]:
-        """Return the rows of these handles that exist, by their place in the list."""
-        keys = {
-            place: record_key(self.table.id, handle)
-            for place, handle in enumerate(handles)
-            if handle is not None
-        }
+    def read(
+        self, refs: Sequence[RowRef | None], columns: Sequence[ColumnInfo] | None = None
+    ) -> dict[int, Record]:
+        """Return the rows that exist, by their place in the list; by default the columns that readers see."""
+        keys = {place: record_key(*ref) for place, ref in enumerate(refs) if ref is not None}
         values = self._view.batch_get(sorted(set(keys.values())))
         return {
-            place: read_record(self.table, key, values[key]) for place, key in keys.items() if key in values
+            place: read_record(self.table, key, values[key], columns)
+            for place, key in keys.items()
+            if key in values
         }
 
     def find(self, index: IndexInfo, values: Sequence[Any]) -> Iterator[Record]:
         """Yield the rows whose first indexed columns have these values, in the order of the index."""
+        if index.state is not SchemaState.PUBLIC:
+            raise Invalid(f"index {index.name} of {self.name} is being added or dropped; use another")
         if not values or len(values) > len(index.columns):
             raise Invalid(
                 f"index {index.name} has {len(index.columns)} columns; give values for the first ones"
@@ -107,12 +139,17 @@ class RowReader:
         }
         parts = b"".join(key_part(self.table, part, sought) for part in index.columns[: len(values)])
         if index not in written_indexes(self.table):
-            prefix = record_range(self.table.id)[0] + parts
-            records = [read_record(self.table, key, value) for key, value in self._scan(prefix)]
+            pages = [self._scan(record_range(number)[0] + parts) for number in self.table.physical_ids]
+            pairs = merge(*pages, key=lambda pair: pair[0][PREFIX_BYTES:])
+            records = [read_record(self.table, key, value) for key, value in pairs]
         else:
-            prefix = index_prefix(self.table.id, index.id) + parts
-            handles = [indexes.handle_in(index, key, value) for key, value in self._scan(prefix)]
-            by_place = self.read(handles)
+            pages = [self._scan(index_prefix(number, index.id) + parts) for number in self.table.physical_ids]
+            pairs = merge(*pages, key=lambda pair: pair[0][PREFIX_BYTES:])
+            refs = [
+                RowRef(decode_index_prefix(key)[0], indexes.handle_in(index, key, value))
+                for key, value in pairs
+            ]
+            by_place = self.read(refs)
             records = [by_place[place] for place in sorted(by_place)]
         return (record for record in records if _matches(columns, sought, record))
 

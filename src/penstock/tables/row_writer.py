@@ -1,47 +1,42 @@
 """Changes of a table's rows and index entries in a transaction."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock.errors import Invalid, Unavailable
 from penstock.kv import Transaction
 from penstock.tables import indexes
 from penstock.tables.auto_ids import AutoIds
 from penstock.tables.columns import SchemaState
 from penstock.tables.encoding import encode_batch
-from penstock.tables.indexes import written_indexes
-from penstock.tables.keys import Handle, record_key
+from penstock.tables.indexes import IndexEntry
+from penstock.tables.keys import record_key
+from penstock.tables.online import WriteForm, check_writable
 from penstock.tables.records import Record, check_datum, handle_of, to_record, value_of
-from penstock.tables.row_reader import RowReader
-from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
+from penstock.tables.row_reader import RowReader, RowRef
+from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexInfo
 from penstock.tables.schema_snapshot import TablePlace
 from penstock.tables.values import from_datum
 
 Row = Mapping[str, Any]
 
 
-def check_writable(name: str, table: TableInfo) -> None:
-    """Refuse tables whose rows Penstock would write incompletely.
+class _RowChange(NamedTuple):
+    """A row that exists and what it becomes; None when it goes."""
 
-    Raise Invalid for a table that it never writes. Raise Unavailable while TiDB changes the schema online,
-    because then rows need more than the public columns and indexes.
-    """
-    if table.physical_ids != (table.id,):
-        raise Invalid(f"{name} is partitioned; Penstock does not write it")
-    if any(column.generated_expr and (column.generated_stored or column.hidden) for column in table.columns):
-        raise Invalid(
-            f"{name} has generated columns that are stored or indexed; Penstock does not compute them"
-        )
-    states = {column.state for column in table.columns} | {index.state for index in table.indexes}
-    if states - {SchemaState.PUBLIC}:
-        raise Unavailable(f"the schema of {name} is being changed; wait until the change is finished")
-    virtual = {column.offset for column in table.columns if column.is_virtual}
-    if any(part.offset in virtual for index in table.indexes for part in index.columns):
-        raise Invalid(f"{name} has an index on a generated column; Penstock does not compute it")
-    for index in written_indexes(table):
-        indexes.check_condition(table, index)
+    ref: RowRef
+    old: Record
+    new: Record | None
+
+
+class _Removal(NamedTuple):
+    """An index entry that a row may have had, to be deleted or changed."""
+
+    of: IndexInfo
+    ref: RowRef
+    entry: IndexEntry
+    replacement: IndexEntry | None
 
 
 class RowWriter(RowReader):
@@ -52,7 +47,7 @@ class RowWriter(RowReader):
         self._txn = txn
         self._row_ids = row_ids
         self._counter = (place.table.counter_database_id(place.database.id), place.table.id)
-        self._indexes = list(written_indexes(place.table))
+        self._form = WriteForm(place.table)
         check_writable(self.name, place.table)
 
     def insert(self, rows: Sequence[Row] | pa.Table | pa.RecordBatch) -> list[Any]:
@@ -62,7 +57,8 @@ class RowWriter(RowReader):
         return self._insert_records([self._record(row) for row in self._fill_numbers(rows)])
 
     def _insert_bulk(self, rows: pa.Table | pa.RecordBatch) -> list[Any]:
-        if self._indexes or self.table.auto_increment or self.table.handle_kind is not HandleKind.INT:
+        handle = self.table.handle_kind
+        if not self._form.is_plain or self.table.auto_increment or handle is not HandleKind.INT:
             return self.insert(rows.to_pylist())
         inserted: list[Any] = []
         for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
@@ -73,28 +69,28 @@ class RowWriter(RowReader):
         return inserted
 
     def _insert_records(self, records: Sequence[Record]) -> list[Any]:
-        handles = self._new_handles(records)
-        for record, handle in zip(records, handles, strict=True):
-            self._txn.insert(record_key(self.table.id, handle), value_of(self.table, record))
-            for entry in self._entries(record, handle):
-                self._add_entry(entry)
-        return [self._primary_key(record, handle) for record, handle in zip(records, handles, strict=True)]
+        refs = self._new_refs(records)
+        for record, ref in zip(records, refs, strict=True):
+            whole = self._form.complete(record)
+            self._txn.insert(record_key(*ref), value_of(self.table, whole, self._form.columns))
+            self._add_entries(self._entry(index, whole, ref) for index in self._form.added)
+        return [self._primary_key(record, ref) for record, ref in zip(records, refs, strict=True)]
 
     def upsert(self, rows: Sequence[Row]) -> list[Any]:
         """Add rows or replace those with the same primary key; return the primary keys."""
         records = [self._record(row) for row in self._fill_numbers(rows)]
         if self.table.handle_kind is HandleKind.ROWID and self.table.primary_index is None:
             return self._insert_records(records)
-        keys = [self._primary_key(record, 0) for record in records]
+        keys = [self._primary_key(record, None) for record in records]
         newest = {tuple(self._key_values(key)): place for place, key in enumerate(keys)}
         kept = sorted(newest.values())
-        handles = self.handles([keys[place] for place in kept])
-        existing = self.read(handles)
+        refs = self.refs([keys[place] for place in kept])
+        existing = self.read(refs, self._form.read)
         fresh = [records[place] for nth, place in enumerate(kept) if nth not in existing]
         changes = [
-            (handle, existing[nth], records[kept[nth]])
-            for nth, handle in enumerate(handles)
-            if nth in existing and handle is not None
+            _RowChange(ref, existing[nth], records[kept[nth]])
+            for nth, ref in enumerate(refs)
+            if nth in existing and ref is not None
         ]
         self._replace(changes)
         self._insert_records(fresh)
@@ -102,17 +98,17 @@ class RowWriter(RowReader):
 
     def update(self, rows: Sequence[Row]) -> int:
         """Change columns of rows, which have their primary keys; return how many rows exist."""
-        handles = self.handles(rows)
-        existing = self.read(handles)
-        latest: dict[Handle, Record] = {}
-        before: dict[Handle, Record] = {}
+        refs = self.refs(rows)
+        existing = self.read(refs, self._form.read)
+        latest: dict[RowRef, Record] = {}
+        before: dict[RowRef, Record] = {}
         for place, row in enumerate(rows):
-            handle = handles[place]
-            if place not in existing or handle is None:
+            ref = refs[place]
+            if place not in existing or ref is None:
                 continue
-            before.setdefault(handle, existing[place])
-            latest[handle] = latest.get(handle, existing[place]) | self._changes(row)
-        self._replace([(handle, before[handle], record) for handle, record in latest.items()])
+            before.setdefault(ref, existing[place])
+            latest[ref] = latest.get(ref, existing[place]) | self._changes(row)
+        self._replace([_RowChange(ref, before[ref], record) for ref, record in latest.items()])
         return len(existing)
 
     def _changes(self, row: Row) -> Record:
@@ -124,50 +120,78 @@ class RowWriter(RowReader):
             if column not in self.table.handle_columns
         }
 
-    def _replace(self, changes: Sequence[tuple[Handle, Record, Record]]) -> None:
+    def _replace(self, changes: Sequence[_RowChange]) -> None:
         """Write changed rows. Remove old index entries first, so that rows may swap unique values."""
-        before: list[dict[bytes, indexes.IndexEntry]] = []
-        after: list[dict[bytes, indexes.IndexEntry]] = []
-        for handle, old, new in changes:
-            before.append({entry.key: entry for entry in self._entries(old, handle)})
-            after.append({entry.key: entry for entry in self._entries(new, handle)})
-        for old_entries, new_entries in zip(before, after, strict=True):
-            for key in old_entries:
-                if key not in new_entries:
-                    self._txn.delete(key)
-        for old_entries, new_entries in zip(before, after, strict=True):
-            for key, entry in new_entries.items():
-                if key not in old_entries:
-                    self._add_entry(entry)
-                elif old_entries[key].value != entry.value:
-                    self._txn.put(key, entry.value)
-        for handle, _, new in changes:
-            self._txn.put(record_key(self.table.id, handle), value_of(self.table, new))
+        removals: list[_Removal] = []
+        added: list[IndexEntry | None] = []
+        for ref, old, new in changes:
+            known = self._form.recall(old)
+            whole = None if new is None else self._form.complete(new, old)
+            if whole is None:
+                self._txn.delete(record_key(*ref))
+            else:
+                self._txn.put(record_key(*ref), value_of(self.table, whole, self._form.columns))
+            for index in self._form.removed:
+                is_added = whole is not None and index in self._form.added
+                gone = self._entry(index, known, ref) if self._form.covers(index, known) else None
+                made = self._entry(index, whole, ref) if whole is not None and is_added else None
+                if gone is None or made is None or gone.key != made.key:
+                    added.append(made)
+                    if gone is not None and (is_added or not self._keeps(index, whole, ref, gone)):
+                        removals.append(_Removal(index, ref, gone, None))
+                elif gone.value != made.value:
+                    removals.append(_Removal(index, ref, gone, made))
+        self._remove_entries(removals)
+        self._add_entries(added)
+
+    def _keeps(self, index: IndexInfo, whole: Record | None, ref: RowRef, gone: IndexEntry) -> bool:
+        """Return whether a changed row still has the values of an entry that is only deleted now."""
+        latest = None if whole is None else self._form.recall(whole)
+        if latest is None or not self._form.covers(index, latest):
+            return False
+        entry = self._entry(index, latest, ref)
+        return entry is not None and entry.key == gone.key
+
+    def _remove_entries(self, removals: Sequence[_Removal]) -> None:
+        """Delete or change entries. One of a unique index that is not complete yet may be another row's."""
+        unsure = [
+            removal.entry.key
+            for removal in removals
+            if removal.entry.distinct and removal.of.state is not SchemaState.PUBLIC
+        ]
+        stored = self._txn.batch_get(unsure) if unsure else {}
+        doubted = set(unsure)
+        for index, ref, entry, replacement in removals:
+            if entry.key in doubted:
+                value = stored.get(entry.key)
+                if value is None or indexes.handle_in(index, entry.key, value) != ref.handle:
+                    continue
+            if replacement is None:
+                self._txn.delete(entry.key)
+            else:
+                self._txn.put(entry.key, replacement.value)
 
     def delete(self, keys: Sequence[Any]) -> int:
         """Remove rows with their index entries; return how many rows existed."""
-        handles = self.handles(keys)
-        existing = self.read(handles)
-        gone: set[Handle] = set()
-        for place, record in existing.items():
-            handle = handles[place]
-            if handle is None or handle in gone:
-                continue
-            gone.add(handle)
-            self._txn.delete(record_key(self.table.id, handle))
-            for entry in self._entries(record, handle):
-                self._txn.delete(entry.key)
+        refs = self.refs(keys)
+        existing = self.read(refs, self._form.read)
+        gone = {
+            ref: existing[place] for place, ref in enumerate(refs) if ref is not None and place in existing
+        }
+        self._replace([_RowChange(ref, record, None) for ref, record in gone.items()])
         return len(gone)
 
-    def _entries(self, record: Record, handle: Handle) -> list[indexes.IndexEntry]:
-        return [
-            indexes.entry(self.table, index, record, handle)
-            for index in self._indexes
-            if indexes.has_entry(self.table, index, record)
-        ]
+    def _entry(self, index: IndexInfo, record: Record, ref: RowRef) -> IndexEntry | None:
+        """Return the entry of a row; None when it does not fulfil the condition of a partial index."""
+        if not indexes.has_entry(self.table, index, record):
+            return None
+        partition_id = None if ref.physical_id == self.table.id else ref.physical_id
+        return indexes.entry(self.table, index, record, ref.handle, partition_id)
 
-    def _add_entry(self, entry: indexes.IndexEntry) -> None:
-        (self._txn.insert if entry.distinct else self._txn.put)(entry.key, entry.value)
+    def _add_entries(self, entries: Iterable[IndexEntry | None]) -> None:
+        for entry in entries:
+            if entry is not None:
+                (self._txn.insert if entry.distinct else self._txn.put)(entry.key, entry.value)
 
     def _record(self, row: Row) -> Record:
         return to_record(self.table, row, start_ts=self._txn.start_ts)
@@ -186,14 +210,17 @@ class RowWriter(RowReader):
             for row, number in zip(folded, chosen, strict=True)
         ]
 
-    def _new_handles(self, records: Sequence[Record]) -> list[Handle]:
+    def _new_refs(self, records: Sequence[Record]) -> list[RowRef]:
         if self.table.handle_kind is HandleKind.ROWID:
-            return list(self._row_ids.take(*self._counter, len(records)))
-        return [handle_of(self.table, record) for record in records]
+            numbers = self._row_ids.take(*self._counter, len(records))
+            return [
+                RowRef(self.home(record), number) for record, number in zip(records, numbers, strict=True)
+            ]
+        return [RowRef(self.home(record), handle_of(self.table, record)) for record in records]
 
-    def _primary_key(self, record: Record, handle: Handle) -> Any:
+    def _primary_key(self, record: Record, ref: RowRef | None) -> Any:
         columns = self.table.primary_key
         if not columns:
-            return handle
+            return None if ref is None else ref.handle
         values = tuple(from_datum(column.type, record[column.id]) for column in columns)
         return values[0] if len(values) == 1 else values

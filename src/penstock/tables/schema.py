@@ -264,8 +264,9 @@ class TableInfo:
 
     @cached_property
     def primary_index(self) -> IndexInfo | None:
-        """The index of the primary key, if there is one."""
-        return next((index for index in self.indexes if index.primary), None)
+        """The index of the primary key, if there is one. An index that is being added or dropped is none."""
+        public = (index for index in self.indexes if index.state is SchemaState.PUBLIC)
+        return next((index for index in public if index.primary), None)
 
     @cached_property
     def primary_key(self) -> tuple[ColumnInfo, ...]:

@@ -105,7 +105,7 @@ class Table:
     ) -> dict[str, Any] | None:
         """Return the row of a primary key (a tuple if it has several columns), or None."""
         store = self._reader(txn, at_ts)
-        record = store.read(store.handles([key])).get(0)
+        record = store.read(store.refs([key])).get(0)
         return None if record is None else row_of(store.table, record)
 
     def find(
@@ -165,9 +165,17 @@ class Table:
         except KeyExists as error:
             raise DuplicateRow(self.name, self.info, error.key) from error
 
+    def schema_in(self, txn: Transaction) -> TableInfo:
+        """Return the schema to write rows under in a transaction, for callers that encode rows themselves.
+
+        The commit raises Conflict when such rows would be incomplete by then: with the table gone, or with
+        other columns or indexes. Raise Invalid or Unavailable when Penstock cannot write the table now.
+        """
+        return self._writer(txn).table
+
     def _writer(self, txn: Transaction) -> RowWriter:
         place = self._place(txn.start_ts)
-        self._services.guards.uses(txn, place.database.id, place.table.id)
+        self._services.guards.uses(txn, place)
         return RowWriter(place, txn, self._services.row_ids)
 
 

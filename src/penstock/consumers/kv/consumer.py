@@ -36,8 +36,8 @@ from penstock.kv.transact import transact
 from penstock.tables import Catalog, Table
 from penstock.tables.arrow import arrow_field
 from penstock.tables.encoding import encode_batch
-from penstock.tables.indexes import written_indexes
 from penstock.tables.keys import record_key, record_range
+from penstock.tables.online import WriteForm
 from penstock.tables.records import check_datum, handle_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.schema_snapshot import split_name
@@ -213,12 +213,15 @@ class TargetRows:
 
     def __init__(self, catalog: Catalog, name: str) -> None:
         self._rows: Table = catalog.table(name)
-        self.info: TableInfo = self._rows.info
-        self._plain = self.info.handle_kind is not HandleKind.ROWID and not list(written_indexes(self.info))
+        self._use(self._rows.info)
+
+    def _use(self, info: TableInfo) -> None:
+        self.info = info
+        self._plain = info.handle_kind is not HandleKind.ROWID and WriteForm(info).is_plain
 
     def begin(self, txn: Transaction) -> None:
-        """Let a transaction commit only while the table exists; raise Invalid when it cannot be written."""
-        self._rows.upsert([], txn=txn)
+        """Let a transaction commit only if its rows fit the table by then; raise Invalid for other tables."""
+        self._use(self._rows.schema_in(txn))
 
     def put(self, txn: Transaction, columns: Sequence[TargetColumn], rows: pa.Table | pa.RecordBatch) -> None:
         """Write rows, and replace those with the same key. Columns gone at the source become NULL."""
