@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from penstock.changefeeds.failures import GIVE_UP_S, FailureTracker
 from penstock.changefeeds.model import ChangefeedState, ProgressStore
-from penstock.changefeeds.resume import ChangefeedOptions, resume_changefeed
+from penstock.changefeeds.resume import ChangefeedOptions, restore_progress
 from penstock.changefeeds.run import ChangefeedRun
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import SYSTEM, Clock
@@ -78,7 +78,7 @@ class Changefeed:
     async def _run_once(self) -> bool:
         """Resume and run; return whether the changefeed is finished. Wait after a failure that may pass."""
         try:
-            resumed = await resume_changefeed(
+            resumed = await restore_progress(
                 self._changefeed_id,
                 self._options,
                 source=self._source,

@@ -48,7 +48,7 @@ class ChangefeedOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumedChangefeed:
+class RestoredProgress:
     """A changefeed that is ready to go on from its stored progress. DDLs up to `ddl_ts` are done."""
 
     checkpoint_ts: int
@@ -57,7 +57,7 @@ class ResumedChangefeed:
     dispatchers: tuple[Dispatcher, ...]
 
 
-async def resume_changefeed(
+async def restore_progress(
     changefeed_id: str,
     options: ChangefeedOptions,
     *,
@@ -65,7 +65,7 @@ async def resume_changefeed(
     progress: ProgressStore,
     files: SinkFiles,
     clock: Clock,
-) -> ResumedChangefeed:
+) -> RestoredProgress:
     """Read the stored progress, look at the remote, and return the dispatchers with their positions.
 
     Replicated tables without a dispatcher get one: all tables at the first start; later those that other
@@ -84,7 +84,7 @@ class _Resumption:
     files: SinkFiles
     clock: Clock
 
-    async def run(self) -> ResumedChangefeed:
+    async def run(self) -> RestoredProgress:
         await self._settle_location()
         checkpoint_ts = await self.progress.checkpoint_ts()
         # A DDL holds the checkpoint until it is done, so those up to the checkpoint are done.
@@ -105,7 +105,7 @@ class _Resumption:
             )
             for record, position in zip(records, positions, strict=True)
         )
-        return ResumedChangefeed(checkpoint_ts, ddl_ts, tables, dispatchers)
+        return RestoredProgress(checkpoint_ts, ddl_ts, tables, dispatchers)
 
     async def _settle_location(self) -> None:
         """Make the stored progress describe the location that is written to.

@@ -10,7 +10,7 @@ from penstock.changefeeds.ddl_writer import DdlWriter
 from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers, DispatcherState, Drain, Horizon, Read
 from penstock.changefeeds.failures import FailureTracker
 from penstock.changefeeds.model import ProgressStore
-from penstock.changefeeds.resume import ChangefeedOptions, ResumedChangefeed
+from penstock.changefeeds.resume import ChangefeedOptions, RestoredProgress
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import Clock, physical_ms
 from penstock.errors import PenstockError
@@ -34,7 +34,7 @@ class ChangefeedRun:
     def __init__(
         self,
         changefeed_id: str,
-        resumed: ResumedChangefeed,
+        resumed: RestoredProgress,
         *,
         source: SliceSource,
         sink: Sink,

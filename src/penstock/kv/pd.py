@@ -14,7 +14,7 @@ from penstock.clock import Clock
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.members import Members
-from penstock.kv.rpc.connections import Dialer, from_closing
+from penstock.kv.rpc.connections import Dialer, error_from_closing
 from penstock.kv.tso import TsoDispatcher
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto import pdpb_pb2 as pdpb
@@ -241,7 +241,7 @@ class PdClient:
         except grpc.aio.UsageError as error:
             raise Unavailable(f"{method} at {leader}: the connection is closed") from error
         except asyncio.CancelledError as error:
-            cause = from_closing(error, leader)
+            cause = error_from_closing(error, leader)
             if cause is error:
                 raise
             raise Unavailable(f"{method} at {leader}: the connection was closed") from cause

@@ -11,7 +11,7 @@ from penstock.clock import LOGICAL_BITS, Clock, compose_ts
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
 from penstock.kv.backoff import Backoffer, BackoffKind
 from penstock.kv.members import Members
-from penstock.kv.rpc.connections import EOF, from_closing
+from penstock.kv.rpc.connections import EOF, error_from_closing
 from penstock.proto import pdpb_pb2 as pdpb
 
 _LOG = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class TsoDispatcher:
         except TimeoutError as error:
             raise Unavailable(f"no timestamp came within {self._timeout_s:g} s") from error
         except asyncio.CancelledError as error:
-            cause = from_closing(error, self._members.leader)
+            cause = error_from_closing(error, self._members.leader)
             if cause is error:
                 raise
             raise Unavailable("the timestamp stream was closed") from cause

@@ -21,8 +21,8 @@ from penstock.kv.rpc.connections import (
     ConnectionArray,
     Dialer,
     RpcFailed,
-    from_closing,
-    from_grpc,
+    error_from_closing,
+    error_from_grpc,
 )
 from penstock.proto.services import Method, methods
 from penstock.settings import KvSettings, TlsSettings
@@ -46,9 +46,9 @@ class ResponseStream:
             async with asyncio.timeout(timeout_s):
                 message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise from_grpc(error, self._addr) from error
+            raise error_from_grpc(error, self._addr) from error
         except asyncio.CancelledError as error:
-            raise from_closing(error, self._addr) from None
+            raise error_from_closing(error, self._addr) from None
         except TimeoutError as error:
             self.cancel()
             silent = f"the stream was silent for {timeout_s} s"
@@ -66,7 +66,7 @@ class ResponseStream:
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
-            raise from_grpc(error, self._addr) from error
+            raise error_from_grpc(error, self._addr) from error
         except asyncio.InvalidStateError as error:
             raise RpcFailed(grpc.StatusCode.CANCELLED, "the stream is over", addr=self._addr) from error
 
@@ -182,9 +182,9 @@ class RpcClient:
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            raise from_grpc(error, addr) from error
+            raise error_from_grpc(error, addr) from error
         except asyncio.CancelledError as error:
-            raise from_closing(error, addr) from None
+            raise error_from_closing(error, addr) from None
         return int(answer.status)
 
     def _open(self, addr: str) -> _Pool:

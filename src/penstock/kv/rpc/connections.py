@@ -22,7 +22,7 @@ _RECONNECT_FIRST_MS = 100
 _RECONNECT_MAX_MS = 3_000
 
 
-def options(settings: KvSettings) -> list[tuple[str, int]]:
+def channel_options(settings: KvSettings) -> list[tuple[str, int]]:
     """Return the arguments of every channel to a store or placement driver."""
     return [
         # Without this, channels with equal arguments share one connection.
@@ -47,7 +47,7 @@ class Dialer:
 
     def __init__(self, tls: TlsSettings | None, settings: KvSettings) -> None:
         self._tls = tls
-        self._options = options(settings)
+        self._options = channel_options(settings)
 
     def open(self, addr: str) -> grpc.aio.Channel:
         """Return a channel with a connection of its own; raise Invalid when a TLS file cannot be used."""
@@ -88,12 +88,12 @@ class RpcFailed(Exception):
         self.sent = sent
 
 
-def from_grpc(error: grpc.aio.AioRpcError, addr: str) -> RpcFailed:
+def error_from_grpc(error: grpc.aio.AioRpcError, addr: str) -> RpcFailed:
     """Return the failure for an error of gRPC."""
     return RpcFailed(error.code(), error.details() or "no details", addr=addr)
 
 
-def from_closing(cancelled: asyncio.CancelledError, addr: str) -> RpcFailed | asyncio.CancelledError:
+def error_from_closing(cancelled: asyncio.CancelledError, addr: str) -> RpcFailed | asyncio.CancelledError:
     """Return the error for a CancelledError of gRPC, which has two reasons.
 
     Closing a channel cancels its calls in the tasks that wait for them; unless the task itself is
@@ -127,7 +127,7 @@ BATCH_REQUESTS: Mapping[str, type[Message]] = {
 }
 
 
-def unary(method: str) -> Method:
+def unary_method(method: str) -> Method:
     """Return a unary method of the store service."""
     found = methods(SERVICE)[method]
     assert found.arity == "unary_unary", f"{method} is a stream"
@@ -201,13 +201,13 @@ class ConnectionArray:
         connection = self.take()
         self.running += 1
         try:
-            answer: Message = await connection.call(unary(method))(request, timeout=timeout_s)
+            answer: Message = await connection.call(unary_method(method))(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 await connection.renew()
-            raise from_grpc(error, self.addr) from error
+            raise error_from_grpc(error, self.addr) from error
         except asyncio.CancelledError as error:
-            raise from_closing(error, self.addr) from None
+            raise error_from_closing(error, self.addr) from None
         except grpc.aio.UsageError as error:
             raise RpcFailed(
                 grpc.StatusCode.CANCELLED, "the connection is closed", addr=self.addr, sent=False

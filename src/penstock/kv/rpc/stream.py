@@ -11,7 +11,14 @@ from google.protobuf.message import Message
 from penstock import metrics
 from penstock.clock import Clock
 from penstock.kv.backoff import BackoffKind, sleep_ms
-from penstock.kv.rpc.connections import EOF, SERVICE, Connection, RpcFailed, from_closing, from_grpc
+from penstock.kv.rpc.connections import (
+    EOF,
+    SERVICE,
+    Connection,
+    RpcFailed,
+    error_from_closing,
+    error_from_grpc,
+)
 from penstock.proto import tikvpb_pb2 as tikvpb
 from penstock.proto.services import methods
 
@@ -124,9 +131,9 @@ class BatchStream:
         try:
             message = await call.read()
         except grpc.aio.AioRpcError as error:
-            return from_grpc(error, addr)
+            return error_from_grpc(error, addr)
         except asyncio.CancelledError as error:
-            failure = from_closing(error, addr)
+            failure = error_from_closing(error, addr)
             if isinstance(failure, asyncio.CancelledError):
                 raise
             return failure
