@@ -311,7 +311,7 @@ class TableWorld:
         info = table.versions.table
         handle = _handle(table, row)
         key = key_of(info, {**row, HANDLE: keys.encode_handle(handle)})
-        value = records.value_of(info, records.to_record(info, row, start_ts=times[1]))
+        value = self.encode(info, row, times[1])
         place = _Place(physical_id, handle, value)
         before = table.places.get(key)
         if before is not None and before[:2] != place[:2]:
@@ -325,6 +325,10 @@ class TableWorld:
         table.places[key], table.held[place[:2]] = place, key
         shown = {name: cell for name, cell in row.items() if name != ROWID_COLUMN}
         table.versions.write(times[0], key, shown)
+
+    def encode(self, info: TableInfo, row: Row, start_ts: int) -> bytes:
+        """Return the bytes that a writer stores for a row."""
+        return records.value_of(info, records.to_record(info, row, start_ts=start_ts))
 
     def _forget_row(self, times: tuple[int, int], table: ModelTable, key: Key) -> None:
         before = table.places.pop(key)

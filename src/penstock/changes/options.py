@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.streams import narrow_old
-from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE, side_schema
+from penstock.eventstore.read.streams import list_old, narrow_old
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE, stored_side_schema
+from penstock.tables.arrow import arrow_schema
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind, TableInfo
 
@@ -81,14 +82,14 @@ class ReadColumns:
     @classmethod
     def of(cls, table: TableInfo, options: ChangeOptions) -> "ReadColumns":
         """Choose the columns for some options; columns that the version does not have are left out."""
-        data, tombstone = side_schema(table, "data"), side_schema(table, "tombstone")
+        data, tombstone = stored_side_schema(table, "data"), stored_side_schema(table, "tombstone")
         keys = tombstone.names[: tombstone.names.index(HANDLE)]
-        user = data.names[: data.names.index(HANDLE)]
+        user = arrow_schema(table).names
         asked = [name.lower() for name in options.columns or ()]
         if options.columns is not None:
-            found = {name.lower(): name for name in user}
+            found = {name.lower(): name for name in data.names[: data.names.index(HANDLE)]}
             user = [found[name] for name in dict.fromkeys(asked) if name in found]
-            tombstone = narrow_old(tombstone, user)
+        tombstone = narrow_old(tombstone, user)
         system = [name for name in SYSTEM if name in asked or (name == HANDLE and not keys)]
         needed = [HANDLE] if options.coalesce else []
         old = [OLD] if options.old_rows else []
@@ -104,9 +105,7 @@ class ReadColumns:
     @property
     def old(self) -> list[str] | None:
         """The columns of `_old`; None when `_old` is not read."""
-        if OLD not in self.tombstone.read.names:
-            return None
-        return [field.name for field in self.tombstone.read.field(OLD).type]
+        return list_old(self.tombstone.read)
 
     def of_side(self, side: Side) -> SideColumns:
         """Return the columns of one side."""
@@ -115,7 +114,7 @@ class ReadColumns:
 
 def check_columns(tables: list[TableInfo], options: ChangeOptions) -> None:
     """Raise Invalid when the options name a column that none of a table's versions has."""
-    known = {name.lower() for table in tables for name in side_schema(table, "data").names}
+    known = {name.lower() for table in tables for name in stored_side_schema(table, "data").names}
     for name in options.columns or ():
         if name == OLD:
             raise Invalid(f"{OLD} is not a column of the table; ask for it with old_rows")

@@ -1,8 +1,9 @@
 """One version of a table's schema, and rows of one version as rows of a later one. No I/O.
 
-Columns are the same when their ids are the same, whatever their names. A change of schema rewrites no row, so
-every stored value is a value of the later type. A column that was added since reads as the cluster reads it
-in rows that were written before.
+Columns are the same when their ids are the same, whatever their names. A column keeps its id as long as every
+stored value is a value of its later type. Else TiDB makes a column with another id, and writes its values
+into every row before readers see it; rows of earlier versions keep these values (`kept_columns`). A column
+that was added since reads as the cluster reads it in rows that were written before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import Corrupt
 from penstock.eventstore.sides import RESERVED, side_schema
-from penstock.tables.arrow import arrow_field, arrow_type
+from penstock.tables.arrow import arrow_field, arrow_name, arrow_type
 from penstock.tables.columns import ColumnInfo, Tp
 from penstock.tables.decoding.decoder import origin_scalar
 from penstock.tables.schema import TableInfo
@@ -89,13 +90,14 @@ def cut_at_changes(
 class Projection:
     """Takes columns of `new`, and system columns, out of rows of `old`.
 
-    `reads` are the columns of `old` that it needs; `schema` is the schema of the result.
+    `reads` are the columns of `old` that it needs, maybe some that readers did not see then; `schema` is the
+    schema of the result.
     """
 
     def __init__(self, old: TableInfo, new: TableInfo, names: Sequence[str]) -> None:
         system = side_schema(new, "data")
-        before = {column.id: column for column in old.stored_columns}
-        after = {column.name: column for column in new.stored_columns}
+        before = {column.id: column for column in old.kept_columns}
+        after = {arrow_name(column): column for column in new.kept_columns}
         self._sources = [
             _Stored(name) if name in RESERVED else _source(before.get(after[name].id), after[name])
             for name in names
@@ -133,7 +135,7 @@ def _source(before: ColumnInfo | None, after: ColumnInfo) -> _Stored | pa.Scalar
         return origin_scalar(after)
     wide = after.type.tp is Tp.NEW_DECIMAL and pa.types.is_string(arrow_type(after.type))
     same = before.type.scale == after.type.scale and arrow_type(before.type) == arrow_type(after.type)
-    return _Stored(before.name, after.type.scale if wide and not same else None)
+    return _Stored(arrow_name(before), after.type.scale if wide and not same else None)
 
 
 def _values(batch: pa.RecordBatch, source: _Stored | pa.Scalar, field: pa.Field) -> pa.Array:

@@ -4,6 +4,10 @@ An update has both, with the same timestamps and `_update` set. `_handle` identi
 whatever its primary key: it is the part of the record key after the table's prefix. `_object` and `_offset`
 of a tombstone are the row id of the row that it ended. They are known once the tombstone is in an object, and
 null when that row was never captured.
+
+Objects keep every value that rows have, also of columns that nobody sees yet (`stored_side_schema`): when
+MODIFY COLUMN rewrites a column, TiDB writes the new values under a new column id first, and shows that column
+in place of the old one later. Readers see the columns of their table (`side_schema`).
 """
 
 from collections.abc import Collection
@@ -13,7 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
-from penstock.tables.arrow import arrow_field, arrow_schema
+from penstock.tables.arrow import arrow_field, arrow_name, arrow_schema
 from penstock.tables.decoding.decoder import RowDecoder, record_handles
 from penstock.tables.schema import TableInfo
 
@@ -48,8 +52,22 @@ class Sides:
 
 
 def side_schema(table: TableInfo, side: Side) -> pa.Schema:
-    """Return the columns of one side; raise Invalid when a column of the table has a reserved name."""
-    columns = arrow_schema(table)
+    """Return the columns of one side that readers see.
+
+    Raises Invalid when a column of the table has a reserved name.
+    """
+    return _side_schema(table, side, arrow_schema(table))
+
+
+def stored_side_schema(table: TableInfo, side: Side) -> pa.Schema:
+    """Return the columns of one side in objects: those that readers see, and the values of all others.
+
+    Raises Invalid when a column of the table has a reserved name.
+    """
+    return _side_schema(table, side, pa.schema([arrow_field(column) for column in table.kept_columns]))
+
+
+def _side_schema(table: TableInfo, side: Side, columns: pa.Schema) -> pa.Schema:
     reserved = sorted(RESERVED.intersection(columns.names))
     if reserved:
         raise Invalid(
@@ -74,7 +92,7 @@ def refusal(table: TableInfo) -> str:
 
 
 def decode_sides(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> Sides:
-    """Decode both sides of ordered changes of one schema version."""
+    """Decode both sides of ordered changes of one schema version, with the columns that objects have."""
     decoded = decoder.decode(raw, table)
     system = _system(raw)
     return Sides(
@@ -88,9 +106,13 @@ def decode_side(
 ) -> pa.RecordBatch:
     """Decode some columns of one side of ordered changes of one schema version.
 
-    Columns that nobody asked for are not decoded, which saves most of the work for wide rows.
+    Columns that nobody asked for are not decoded, which saves most of the work for wide rows. `_old` has the
+    columns that readers see, and others that are named.
     """
-    columns = [column for column in table.stored_columns if OLD in names or column.name in names]
+    whole = OLD in names
+    columns = [
+        column for column in table.kept_columns if arrow_name(column) in names or (whole and column.is_seen)
+    ]
     if side == "data":
         rows, places = decoder.decode_new(raw, table, columns)
         decoded = _data(raw, rows, places, _system(raw))

@@ -18,7 +18,7 @@ from penstock.clock import LOGICAL_BITS
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import Projection, SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE
-from penstock.tables.arrow import arrow_type
+from penstock.tables.arrow import arrow_name, arrow_type
 from penstock.tables.schema import TableInfo
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class ChangeRows:
         """
         wanted = {self._table.column(name).id for name in self._names if name not in _SYSTEM}
         stored = (
-            column.name
+            arrow_name(column)
             for table in (*versions, self._table)
-            for column in table.stored_columns
+            for column in table.kept_columns
             if column.id in wanted
         )
         system = [HANDLE] if HANDLE in self._names else []
@@ -132,7 +132,7 @@ class ChangeRows:
         """Return columns with null, not the default of a later column, where the old row is not known."""
         if not old.null_count:
             return columns
-        stored = {column.id for column in version.stored_columns}
+        stored = {column.id for column in version.kept_columns}
         return [
             column
             if name in _SYSTEM or self._table.column(name).id in stored

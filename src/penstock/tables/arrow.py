@@ -57,12 +57,24 @@ def arrow_type(kind: FieldType) -> pa.DataType:
     return _FIXED[kind.tp]
 
 
+_HIDDEN_NAME = "_column_{} "  # TiDB refuses names that end with a space, so no column of a user has this one
+
+
+def arrow_name(column: ColumnInfo) -> str:
+    """Return the name of a column in Arrow.
+
+    A column that readers do not see is named by its id: TiDB's names for such columns change, and their ids
+    do not.
+    """
+    return column.name if column.is_seen else _HIDDEN_NAME.format(column.id)
+
+
 def arrow_field(column: ColumnInfo) -> pa.Field:
     """Return the Arrow field of a column.
 
     It is always nullable: a zero date has no Arrow value, and the old row of a delete may have only its key.
     """
-    return pa.field(column.name, arrow_type(column.type))
+    return pa.field(arrow_name(column), arrow_type(column.type))
 
 
 def arrow_schema(table: TableInfo) -> pa.Schema:

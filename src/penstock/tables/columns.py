@@ -262,6 +262,16 @@ class ColumnInfo:
         return bool(self.generated_expr) and not self.generated_stored
 
     @property
+    def is_seen(self) -> bool:
+        """Whether a reader of the table sees the column: it is public, not hidden, not computed on read."""
+        return self.state is SchemaState.PUBLIC and not self.hidden and not self.is_virtual
+
+    @property
+    def replaces_another(self) -> bool:
+        """Whether the column is not public yet, and takes another one's place when all rows have it."""
+        return self.state is not SchemaState.PUBLIC and bool(self.extra.get("change_state_info"))
+
+    @property
     def changes_from(self) -> int | None:
         """The offset of the column that this hidden one will replace, while MODIFY COLUMN rewrites rows."""
         change = self.extra.get("change_state_info")

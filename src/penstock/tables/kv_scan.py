@@ -14,7 +14,7 @@ from penstock.errors import Invalid
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.scanning import Page
-from penstock.tables.arrow import arrow_field
+from penstock.tables.arrow import arrow_field, arrow_name
 from penstock.tables.catalog import Catalog
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.decoding.decoder import decode_keys, decode_rows, record_handles
@@ -29,7 +29,10 @@ HANDLE_COLUMN = "_handle"
 
 @dataclass(frozen=True)
 class KvScan:
-    """The table, timestamp and columns of a scan, which its ranges share."""
+    """The table, timestamp and columns of a scan, which its ranges share.
+
+    `columns` are names of `kept_columns` in Arrow, and maybe HANDLE_COLUMN.
+    """
 
     cluster: ClusterRef
     table: TableInfo
@@ -40,7 +43,7 @@ class KvScan:
     def schema(self) -> pa.Schema:
         """The schema of every batch."""
         handle = pa.field(HANDLE_COLUMN, pa.binary(), nullable=False)
-        named = {column.name: arrow_field(column) for column in self._stored}
+        named = {arrow_name(column): arrow_field(column) for column in self._stored}
         return pa.schema([handle if name == HANDLE_COLUMN else named[name] for name in self.columns])
 
     @cached_property
@@ -51,7 +54,8 @@ class KvScan:
 
     @cached_property
     def _stored(self) -> list[ColumnInfo]:
-        return [self.table.column(name) for name in self.columns if name != HANDLE_COLUMN]
+        kept = {arrow_name(column): column for column in self.table.kept_columns}
+        return [kept[name] for name in self.columns if name != HANDLE_COLUMN]
 
     def decode(self, page: Page) -> pa.RecordBatch:
         """Return the rows of a page, which is not empty."""

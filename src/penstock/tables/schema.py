@@ -256,11 +256,24 @@ class TableInfo:
     @cached_property
     def stored_columns(self) -> tuple[ColumnInfo, ...]:
         """The columns that a reader sees: public, not hidden, not computed on read."""
-        return tuple(
-            column
-            for column in self.columns
-            if column.state is SchemaState.PUBLIC and not column.hidden and not column.is_virtual
-        )
+        return tuple(column for column in self.columns if column.is_seen)
+
+    @cached_property
+    def kept_columns(self) -> tuple[ColumnInfo, ...]:
+        """The columns whose values rows may have: those that a reader sees, then those that it does not.
+
+        A column that is being added, dropped or rewritten is not seen, and rows have its values already.
+        """
+        hidden = (column for column in self.columns if not column.is_seen and not column.is_virtual)
+        return (*self.stored_columns, *hidden)
+
+    @cached_property
+    def is_rewriting(self) -> bool:
+        """Whether rows are being written again because the type of a column changes.
+
+        The column with the new type has an id of its own, and is not public before all rows have its value.
+        """
+        return any(column.replaces_another for column in self.columns)
 
     @cached_property
     def primary_index(self) -> IndexInfo | None:

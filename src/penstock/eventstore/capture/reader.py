@@ -21,7 +21,7 @@ from penstock.eventstore.read.partition import (
     SchemaRange,
     state_of_manifest,
 )
-from penstock.eventstore.read.streams import merge_streams, open_streams, select_schema
+from penstock.eventstore.read.streams import list_old, merge_streams, open_streams, select_schema
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, schemas_in, versions_in_force
 from penstock.eventstore.sides import HANDLE, decode_side
 from penstock.object_storage import ObjectStorage
@@ -145,6 +145,7 @@ class Reader:
             wanted.from_ts,
             wanted.to_ts,
             columns=shown.names,
+            old_columns=list_old(shown),
             handle_from=wanted.handle_from,
             handle_to=wanted.handle_to,
             schema=version,
@@ -158,7 +159,7 @@ class Reader:
         side: Side,
         shown: pa.Schema,
     ) -> Generator[pa.RecordBatch, None, None]:
-        names = {*shown.names, HANDLE}
+        names = {*shown.names, *(list_old(shown) or ()), HANDLE}
         with closing(held):
             for raw in held:
                 yield decode_side(raw, version.table, self._decoder, side, names)

@@ -30,7 +30,7 @@ from penstock.eventstore.objects.row_ids import (
 )
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion, versions_in_force
-from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, decode_sides, side_schema
+from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, decode_sides, stored_side_schema
 from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder
 
@@ -188,7 +188,7 @@ class Build:
             side,
             kind=kind,
             schema_version=schema.version,
-            schema=side_schema(schema.table, side),
+            schema=stored_side_schema(schema.table, side),
             scratch=self.scratch,
             clock=self.clock,
         )

@@ -18,13 +18,14 @@ from penstock.eventstore.paths import Side
 from penstock.eventstore.read.blocks import Block, BlockReader, Blocks, count_below
 from penstock.eventstore.read.partition import PartitionState, RangeReader, ReadRange
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.eventstore.sides import COMMIT_TS, OLD, PARTITION, START_TS, side_schema
+from penstock.eventstore.sides import COMMIT_TS, OLD, PARTITION, START_TS, side_schema, stored_side_schema
 
 __all__ = [
     "BlockStream",
     "ChangeStream",
     "Place",
     "ReadAhead",
+    "list_old",
     "memory_stream",
     "merge_streams",
     "narrow_old",
@@ -164,7 +165,7 @@ def open_streams(
     when nobody has the newest rows. The range must have passed `check_range`.
     """
     version = schema or _only_schema(state, from_ts, to_ts)
-    shown = narrow_old(select_schema(version, side, columns), old_columns)
+    shown = select_schema(version, side, columns, old_columns)
     reader = BlockReader(
         storage=state.storage,
         table_id=state.table_id,
@@ -185,12 +186,13 @@ def open_streams(
                 f"table {state.table_id} is read without its capture, so only up to {state.flushed_ts};"
                 " read up to there, or with the capture"
             )
+        hidden = sorted(_names(shown) - _names(side_schema(version.table, side)))
         wanted = ReadRange(
             table_id=state.table_id,
             from_ts=max(from_ts, state.flushed_ts),
             to_ts=to_ts,
             side=side,
-            columns=tuple(dict.fromkeys([*shown.names, COMMIT_TS, START_TS])),
+            columns=tuple(dict.fromkeys([*shown.names, *hidden, COMMIT_TS, START_TS])),
             handle_from=handle_from,
             handle_to=handle_to,
         )
@@ -198,15 +200,37 @@ def open_streams(
     return streams
 
 
-def select_schema(version: SchemaVersion, side: Side, columns: Sequence[str] | None) -> pa.Schema:
-    """Return some columns of a side (None: all), in their order; raise Invalid when one does not exist."""
-    schema = side_schema(version.table, side)
-    if columns is None:
-        return schema
-    missing = sorted(set(columns).difference(schema.names))
+def select_schema(
+    version: SchemaVersion,
+    side: Side,
+    columns: Sequence[str] | None,
+    old_columns: Sequence[str] | None = None,
+) -> pa.Schema:
+    """Return some columns of a side (None: all that readers see), in their order.
+
+    `_old` has `old_columns`; None: the columns that readers see, and others that `columns` names. Raises
+    Invalid when a column does not exist.
+    """
+    seen = side_schema(version.table, side)
+    stored = stored_side_schema(version.table, side)
+    names = seen.names if columns is None else columns
+    hidden = _names(stored) - _names(seen)
+    missing = sorted(set(names).difference(stored.names, hidden))
     if missing:
         raise Invalid(f"table {version.table.name} has no column {missing[0]!r} in this range")
-    return pa.schema([schema.field(name) for name in columns])
+    chosen = pa.schema([stored.field(name) for name in names if name in stored.names])
+    return narrow_old(chosen, [*_names(seen), *names] if old_columns is None else old_columns)
+
+
+def list_old(schema: pa.Schema) -> list[str] | None:
+    """Return the columns of `_old` in the columns of a side; None when they do not have it."""
+    at = schema.get_field_index(OLD)
+    return None if at < 0 else [field.name for field in schema.field(at).type]
+
+
+def _names(schema: pa.Schema) -> set[str]:
+    """Return the columns of a side, those of `_old` among them."""
+    return {*schema.names, *(list_old(schema) or ())}
 
 
 def narrow_old(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:

@@ -25,9 +25,10 @@ from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.read.find import NameMarks
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.eventstore.sides import HANDLE, side_schema
+from penstock.eventstore.sides import HANDLE, stored_side_schema
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import ObjectStorage, StorageRef
+from penstock.tables.arrow import arrow_name
 from penstock.tables.kv_scan import KvScan, KvScanPartition
 
 FORMAT = 1
@@ -143,7 +144,7 @@ class RangeTask:
 
     def _write(self, storage: ObjectStorage, scratch: Path) -> Iterator[ObjectInfo]:
         table = self.schema.table
-        columns = (*(column.name for column in table.stored_columns), HANDLE)
+        columns = (*(arrow_name(column) for column in table.kept_columns), HANDLE)
         scan = KvScan(self.cluster, table, self.ts, columns)
         rows = KvScanPartition(scan, self.table_id, self.lower, self.upper).read()
         return write_objects(rows, self.schema, self.table_id, self.ts, storage=storage, scratch=scratch)
@@ -160,8 +161,8 @@ def write_objects(
     object_bytes: int = OBJECT_BYTES,
     clock: Clock = SYSTEM,
 ) -> Iterator[ObjectInfo]:
-    """Write rows (user columns and handle, ordered by it) as direct objects committed at `ts`."""
-    shown = side_schema(schema.table, "data")
+    """Write rows (kept columns and handle, ordered by it) as direct objects committed at `ts`."""
+    shown = stored_side_schema(schema.table, "data")
     source = iter(rows)
     batch = next(source, None)
     while batch is not None:

@@ -26,7 +26,14 @@ from penstock.eventstore.objects.object_file import ObjectWriter, open_object
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.object_scan import ObjectScan, ObjectScanTask
 from penstock.eventstore.schema_version import SchemaVersion, schemas_in, versions_in_force
-from penstock.eventstore.sides import COMMIT_TS, HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET, side_schema
+from penstock.eventstore.sides import (
+    COMMIT_TS,
+    HANDLE,
+    MERGED_TOMBSTONES,
+    OBJECT,
+    OFFSET,
+    stored_side_schema,
+)
 from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 from penstock.object_storage import ObjectStorage
 from penstock.tables.schema import TableInfo
@@ -194,7 +201,7 @@ class MergeWriter:
     def _write_data(self) -> tuple[ObjectInfo, ...]:
         """Write the rows that live at the merge's timestamp, by handle."""
         plan, table = self.plan, self.plan.schema.table
-        schema = side_schema(table, "data")
+        schema = stored_side_schema(table, "data")
         scan = ObjectScan(
             self.storage,
             plan.table_id,

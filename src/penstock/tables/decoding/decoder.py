@@ -51,8 +51,8 @@ class RowDecoder(Protocol):
     def decode(self, raw: pa.RecordBatch, table: TableInfo) -> Decoded:
         """Decode a raw batch of one table. The schema of all its rows is `table`.
 
-        Both results have `arrow_schema(table)` and keep the order of the raw batch. Keys that are not rows
-        (index entries) are skipped. Raise Corrupt for damaged rows, Invalid for keys of another table.
+        Both results have the table's `kept_columns` and keep the order of the raw batch. Keys that are not
+        rows (index entries) are skipped. Raise Corrupt for damaged rows, Invalid for keys of another table.
         """
 
     def decode_new(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
@@ -66,9 +66,9 @@ class TidbRowDecoder:
     """Decodes rows in TiDB's encoding, version 1 or 2, a column at a time."""
 
     def decode(self, raw: pa.RecordBatch, table: TableInfo) -> Decoded:
-        """Decode the new and the old rows of a raw batch, with all stored columns."""
-        data = self.decode_new(raw, table, table.stored_columns)
-        old = self.decode_old(raw, table, table.stored_columns)
+        """Decode the new and the old rows of a raw batch, with all columns whose values rows may have."""
+        data = self.decode_new(raw, table, table.kept_columns)
+        old = self.decode_old(raw, table, table.kept_columns)
         return Decoded(data.rows, data.places, old.rows, old.places)
 
     def decode_new(self, raw: pa.RecordBatch, table: TableInfo, columns: Sequence[ColumnInfo]) -> DecodedRows:
