@@ -18,7 +18,7 @@ from penstock.clock import compose_ts
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.read.find import NameMarks, find_table
-from penstock.eventstore.read.partition import CaptureProgress, ReadRange, SchemaRange, TableView
+from penstock.eventstore.read.partition import CaptureProgress, ReadRange, Refusal, SchemaRange, TableView
 from penstock.eventstore.schema_version import SchemaVersion, versions_in_force
 from penstock.follow.ddl_events import OtherAction
 from penstock.follow.ddl_history import DdlHistory
@@ -422,6 +422,9 @@ class FeedWorld:
 
         def tables(self) -> list[CaptureProgress]:
             return [self._world.reader.progress(table_id) for table_id in sorted(self._world.store.tables())]
+
+        def refusals(self) -> list[Refusal]:
+            return []
 
         def close(self) -> None:
             pass

@@ -90,7 +90,7 @@ def job(name: str = "shop.orders/copy", lag_s: float | None = 0.5, **more: Any) 
         ),
         create_at=NOW_MS - 100_000,
     )
-    look = None if of is None else ReadableRange(of.readable_ts, of.changed_ts, of.oldest_ts)
+    look = None if of is None else ReadableRange(of.readable_ts, of.changed_ts, of.oldest_ts, of.refusal)
     attended, verified = more.pop("attended", True), more.pop("verified", None)
     assert not more, f"nobody asked for {more}"
     freshness = freshness_of(made, look, now_ts=NOW_TS, span_s=1800, attended=attended)

@@ -17,6 +17,7 @@ from penstock.control.overview.model import (
     ProblemKind,
     SpoolLevel,
     StageRow,
+    TableRefusal,
     TableRow,
     Totals,
 )
@@ -125,6 +126,10 @@ def _tables(*, troubled: bool) -> list[TableRow]:
             )
         )
     rows.append(TableRow(table="staging.imports", table_id=200, captured=False))
+    if troubled:
+        reason = "column shape: type 200 is unknown; upgrade Penstock to read this table"
+        refusal = TableRefusal(reason=reason, since_ts=_ts(600), since_time=format_ts(_ts(600)))
+        rows.append(TableRow(table="staging.shapes", table_id=201, captured=False, refusal=refusal))
     return rows
 
 

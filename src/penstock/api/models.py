@@ -120,6 +120,14 @@ class ColumnModel(_Answer):
     primary_key: bool
 
 
+class RefusalModel(_Answer):
+    """Why a table cannot be captured, with the remedy, and since when its changes are not captured."""
+
+    reason: str
+    since_ts: Ts
+    since_time: str | None
+
+
 class TableSummary(_Answer):
     """A table, and up to where it can be read."""
 
@@ -127,6 +135,8 @@ class TableSummary(_Answer):
     table_id: int
     account: str
     captured: bool
+    refusal: RefusalModel | None = None
+    """Why the table cannot be captured; null when it is captured, or when no capture has it."""
     readable_ts: Ts | None
     readable_time: str | None
     changed_ts: Ts | None
@@ -269,6 +279,8 @@ class JobSummary(_Answer):
     lag_s: float | None = None
     lacks: str | None = None
     """Why changes are missing in the target; null when none is."""
+    lacks_because: str | None = None
+    """The message of the last error, or why the table cannot be captured."""
     error_code: int
     error: str
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from penstock.clock import SYSTEM
 from penstock.control.deployment import open_deployment
 from penstock.control.overview.gather import FactsCache
-from penstock.control.overview.model import HeldBy, Overview
+from penstock.control.overview.model import HeldBy, JobRow, Overview
 from penstock.control.overview.overview import overview_without_cluster, read_overview
 from penstock.control.part_states import PartKind, UpStates
 from penstock.errors import PenstockError, Unavailable
@@ -197,7 +197,7 @@ def _feeds(overview: Overview) -> RenderableType:
 
 def _jobs(overview: Overview) -> RenderableType:
     rows = (
-        (job.job, job.consumer or "", job.state, _format_seconds(job.lag_s), job.lacks or "", job.error)
+        (job.job, job.consumer or "", job.state, _format_seconds(job.lag_s), job.lacks or "", _why(job))
         for job in overview.jobs
     )
     return _table(
@@ -206,6 +206,10 @@ def _jobs(overview: Overview) -> RenderableType:
         state=2,
         more=overview.totals.jobs - len(overview.jobs),
     )
+
+
+def _why(job: JobRow) -> str:
+    return job.error or job.lacks_because or ""
 
 
 def _problems(overview: Overview) -> RenderableType:

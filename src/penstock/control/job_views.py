@@ -34,6 +34,7 @@ def job_summary(
     if freshness is not None:
         fresh["lag_s"] = round(freshness.lag_s, 3) if watermark else None
         fresh["lacks"] = None if freshness.reason is None else freshness.reason.value
+        fresh["lacks_because"] = freshness.message or None
     return {
         "job": str(job.id),
         "consumer": job.spec.consumer,

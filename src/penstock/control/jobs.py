@@ -149,9 +149,10 @@ def register_job(
 ) -> dict[str, Any]:
     """Register a job; return its details and whether its table is captured."""
     job = add_job(deployment.jobs(account), deployment.settings, job_id, spec)
+    progress = deployment.readable_ranges([job.key.table_id]).get(job.key.table_id)
     return {
         **job_views.job_details(job, _read_freshness(deployment, [job])[0]),
-        "captured": bool(deployment.readable_ranges([job.key.table_id])),
+        "captured": progress is not None and progress.refusal is None,
     }
 
 

@@ -77,6 +77,8 @@ def resolve_range(
         raise Conflict(
             f"table {name} is not captured; start a capture whose capture.tables contain it, or wait for it"
         )
+    if progress.refusal is not None and not progress.readable_ts:
+        raise Conflict(f"table {name} cannot be captured: {progress.refusal.reason}")
     _check_columns(place, request.columns)
     from_ts, to_ts = _range_ends(name, request, progress)
     if from_ts == to_ts:
@@ -93,6 +95,11 @@ def resolve_range(
 def _range_ends(name: str, request: ChangesRequest, progress: ReadableRange) -> tuple[int, int]:
     to_ts = progress.readable_ts if request.to_ts is None else request.to_ts
     if to_ts > progress.readable_ts:
+        if progress.refusal is not None:
+            raise Conflict(
+                f"table {name} can be read up to {progress.readable_ts}, and no further because it cannot be"
+                f" captured: {progress.refusal.reason}"
+            )
         raise Conflict(
             f"table {name} can be read up to {progress.readable_ts}, not up to {to_ts} yet; ask again later"
         )

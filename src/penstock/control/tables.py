@@ -93,13 +93,20 @@ def _row(place: TablePlace, account: str, progress: ReadableRange | None, now_ts
         "table": f"{place.database.name}.{place.table.name}",
         "table_id": place.table.id,
         "account": account,
-        "captured": progress is not None,
+        "captured": progress is not None and progress.refusal is None,
+        "refusal": None,
         "readable_ts": None,
         "readable_time": None,
         "changed_ts": None,
         "lag_s": None,
     }
-    if progress is None:
+    if progress is not None and progress.refusal is not None:
+        row["refusal"] = {
+            "reason": progress.refusal.reason,
+            "since_ts": progress.refusal.since_ts,
+            "since_time": format_ts(progress.refusal.since_ts),
+        }
+    if progress is None or not progress.readable_ts:
         return row
     return row | {
         "readable_ts": progress.readable_ts,

@@ -356,7 +356,7 @@ class DeploymentTables:
         deadline = self._clock.monotonic() + _PROGRESS_WAIT_S
         while self._clock.monotonic() < deadline:
             progress = self._deployment.readable_ranges([table_id]).get(table_id)
-            if progress is None:
+            if progress is None or progress.refusal is not None:
                 return at_ts
             if progress.readable_ts >= upto_ts:
                 return progress.readable_ts if progress.changed_ts <= at_ts else at_ts

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.partition import CaptureProgress, RangeReader, ReadRange, SchemaRange
+from penstock.eventstore.read.partition import CaptureProgress, RangeReader, ReadRange, Refusal, SchemaRange
 from penstock.kv import Client
 from penstock.settings import TlsSettings
 from penstock.tables.keys import prefix_end
@@ -33,6 +34,9 @@ class CaptureReader(RangeReader, Protocol):
 
     def tables(self) -> list[CaptureProgress]:
         """Return the progress of every table that the capture owns, in one call."""
+
+    def refusals(self) -> list[Refusal]:
+        """Return the tables that the capture owns and cannot capture."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -115,6 +119,21 @@ class Captures:
             if silent:
                 self._leases_read_at = None  # a capture that is gone has no lease soon
         return found
+
+    def refusals(self) -> dict[int, Refusal]:
+        """Ask every capture for the tables that it owns and cannot capture; return them by id.
+
+        A capture that does not answer is left out. Call it after `progress`: a table with an owner is
+        captured, whatever another capture says of it.
+        """
+        readers = self._live_readers()
+        asked = [self._pool.submit(reader.refusals) for reader in readers.values()]
+        found: dict[int, Refusal] = {}
+        for answer in asked:
+            with suppress(Unavailable):  # `progress` logs it
+                found |= {refusal.table_id: refusal for refusal in answer.result()}
+        with self._lock:
+            return {table_id: refusal for table_id, refusal in found.items() if table_id not in self._owners}
 
     @property
     def all_answer(self) -> bool:

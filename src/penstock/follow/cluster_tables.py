@@ -183,11 +183,18 @@ class FollowedTables:
                 raise Unavailable("the cluster's schemas are not known yet; wait")
             return self._tables.ids_since(table_id, since_ts)
 
+    def unreadable(self, table_ids: Iterable[int]) -> dict[int, SchemaVersion]:
+        """Return those of some tables whose descriptions cannot be read, by id, each since it is so."""
+        with self._lock:
+            self._learn()
+            found = self._history.unreadable()
+        return {table_id: found[table_id] for table_id in table_ids if table_id in found}
+
     def why_gone(self, table_id: int) -> str | None:
         """Return what became of a table that does not exist any more, and the remedy; None when it exists."""
         with self._lock:
             self._learn()
-            if self._tables.now(table_id) is not None:
+            if self._tables.now(table_id) is not None or table_id in self._history.unreadable():
                 self._unknown.pop(table_id, None)
                 return None
             return self._tables.fate(table_id) or self._never_there(table_id)

@@ -25,10 +25,15 @@ class DdlScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """One table before and after a DDL; None where it does not exist. The DDL commits at `after.since_ts`."""
+    """One table before and after a DDL; None where it does not exist. The DDL commits at `after.since_ts`.
+
+    A table whose description could not be read before counts as one that did not exist. It may have rows
+    since `unread_ts` then.
+    """
 
     before: SchemaVersion | None
     after: SchemaVersion | None
+    unread_ts: int = 0
 
     @property
     def ended_ids(self) -> frozenset[int]:

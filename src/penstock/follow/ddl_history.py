@@ -19,6 +19,7 @@ from penstock.errors import StaleRead, Unavailable
 from penstock.eventstore.schema_history import (
     DatabaseDescription,
     TableDescription,
+    carry_names,
     read_description,
     read_job,
 )
@@ -54,6 +55,7 @@ class VisibleTables:
     def __init__(self) -> None:
         self._seen: dict[int, list[_VisibleVersion]] = {}
         self._logical: dict[int, set[int]] = {}  # physical table -> the tables that it was part of
+        self._unreadable: dict[int, SchemaVersion] = {}
 
     def changes(
         self, commit_ts: int, described: Iterable[TableDescription], databases: Mapping[int, str]
@@ -74,7 +76,8 @@ class VisibleTables:
             if before is not None and after is not None and same_to_readers(before, after):
                 continue
             if before is not None or after is not None:
-                yield TableChange(before, after)
+                unread = self._unreadable.get(table_id) if before is None else None
+                yield TableChange(before, after, unread.since_ts if unread is not None else 0)
 
     def enter(self, commit_ts: int, changes: Iterable[TableChange]) -> None:
         """Apply what `changes` returned."""
@@ -85,6 +88,26 @@ class VisibleTables:
                 self._seen.setdefault(after.table.id, []).append(_VisibleVersion(commit_ts, after))
                 for physical_id in after.table.physical_ids:
                     self._logical.setdefault(physical_id, set()).add(after.table.id)
+
+    def note_unreadable(
+        self, commit_ts: int, described: Iterable[TableDescription], databases: Mapping[int, str]
+    ) -> None:
+        """Record which tables of a transaction cannot be read any more, or can be read again."""
+        for database_id, table_id, table in described:
+            if table is None or not table.unreadable or not table.is_base_table:
+                self._unreadable.pop(table_id, None)
+                continue
+            known, seen = self._unreadable.get(table_id), self._seen.get(table_id)
+            before = known or (seen[-1].schema if seen else None)
+            if not table.name and before is not None:
+                table = carry_names(table, before.table)  # noqa: PLW2901 - the same table, with its names
+            since_ts = commit_ts if known is None else known.since_ts
+            database = databases.get(database_id, "")
+            self._unreadable[table_id] = SchemaVersion(since_ts, since_ts, table, database)
+
+    def unreadable(self) -> dict[int, SchemaVersion]:
+        """Return the tables whose newest description cannot be read, by id, each since it is so."""
+        return dict(self._unreadable)
 
     def __len__(self) -> int:
         """Return how many versions are kept."""
@@ -231,6 +254,11 @@ class DdlHistory:
             self._check(at_ts)
             return self._tables.at(at_ts)
 
+    def unreadable(self) -> dict[int, SchemaVersion]:
+        """Return the tables whose newest known description cannot be read, by id, each since it is so."""
+        with self._lock:
+            return self._tables.unreadable()
+
     def schema_of(self, physical_id: int, ts: int) -> SchemaVersion:
         """Return the table that a physical table is part of at `ts`; else the first that it is ever part of.
 
@@ -284,7 +312,8 @@ class DdlHistory:
                 self._settled_ts = max(self._settled_ts, commit_ts - 1)
                 return
             self._enter(commit_ts, changes)
-            del self._unsettled[commit_ts]
+            described = self._unsettled.pop(commit_ts)
+            self._tables.note_unreadable(commit_ts, described.tables.values(), self._names)
             self._events += [event or _without_job(commit_ts, change)
                              for event, change in zip(events, changes, strict=True)]  # fmt: skip
         self._settled_ts = self._fed_ts
@@ -319,7 +348,12 @@ class DdlHistory:
             yield _Change(frozenset(ids_in_changes(left)), action_of(left), _database(left[0]), left)
 
     def _event(self, commit_ts: int, change: _Change) -> DdlEvent | None:
-        """Return the DDL with the statement of its job; None when the job is not known."""
+        """Return the DDL with the statement of its job; None when the job is not known.
+
+        A table that could not be read before is new to readers, whatever the statement says.
+        """
+        if any(table.unread_ts for table in change.tables):
+            return _without_job(commit_ts, change)
         job = self._jobs.find(change.ids, commit_ts, self._fed_ts)
         return None if job is None else _as_event(commit_ts, change, job.type, job.query)
 

@@ -21,7 +21,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.history_holds import HOLD_TTL_S, HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.partition import Partition, TableView
+from penstock.eventstore.read.partition import Partition, Refusal, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.captures import CaptureReader, Captures, live_captures
 from penstock.follow.cluster_tables import FollowedTables
@@ -140,6 +140,10 @@ class EventStoreFollower:
         try:
             return work(self._partitions(physical_ids))
         except Unavailable as error:
+            refusals = self._captures.refusals()
+            refusal = next((refusals[table_id] for table_id in physical_ids if table_id in refusals), None)
+            if refusal is not None:
+                raise Unavailable(f"table {schema.name} cannot be captured: {refusal.reason}") from error
             if all(map(self._is_captured, physical_ids)):
                 raise
             raise Unavailable(
@@ -371,7 +375,8 @@ class ScanFollower(EventStoreFollower):
     async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """Return how far tables can be read; those not captured yet are left out. Asks each capture once.
 
-        A table is as far as the last of its partitions. Raises Invalid when a capture refuses the token.
+        A table is as far as the last of its partitions; one that cannot be captured says why. Raises Invalid
+        when a capture refuses the token.
         """
         await self._tables.start()
         return await self._search(self._read_progress, table_ids)
@@ -389,7 +394,10 @@ class ScanFollower(EventStoreFollower):
             partitions = [progress[physical_id] for physical_id in physical_ids if physical_id in progress]
             if partitions and len(partitions) == len(physical_ids):
                 found[table_id] = _table_range(partitions, schema, known_ts)
-        return {table_id: table for table_id, table in found.items() if table.readable_ts}
+        for table_id, schema in self._tables.unreadable(table_ids).items():
+            refusal = Refusal(table_id, schema.table.unreadable, schema.since_ts)
+            found[table_id] = replace(found.get(table_id, ReadableRange(0, 0)), refusal=refusal)
+        return {table_id: table for table_id, table in found.items() if table.readable_ts or table.refusal}
 
     def why_gone(self, table_id: int) -> str | None:
         """Return what became of a table that does not exist any more, and the remedy; None when it exists."""
@@ -465,4 +473,7 @@ def _table_range(partitions: Sequence[ReadableRange], schema: SchemaVersion, kno
     readable_ts = min(known_ts, *(partition.readable_ts for partition in partitions))
     changed_ts = max(schema.since_ts, *(partition.changed_ts for partition in partitions))
     oldest_ts = max(partition.oldest_ts for partition in partitions)
-    return ReadableRange(readable_ts, min(readable_ts, changed_ts), oldest_ts)
+    refusals = [partition.refusal for partition in partitions if partition.refusal is not None]
+    refusal = min(refusals, key=lambda refusal: refusal.since_ts, default=None)
+    uncaptured = any(partition.uncaptured for partition in partitions)
+    return ReadableRange(readable_ts, min(readable_ts, changed_ts), oldest_ts, refusal, uncaptured)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.clock import SYSTEM, Clock
 from penstock.eventstore.read.partition import CaptureProgress, Partition
@@ -27,6 +27,7 @@ class _UncapturedTable:
     read_at: float
     since: float
     warned: bool = False
+    refused: bool = False
 
     def is_missed(self, now: float) -> bool:
         return now >= self.since + MISSED_S
@@ -55,28 +56,40 @@ class ProgressReader:
     def read_progress(self, physical_ids: Collection[int]) -> dict[int, ReadableRange]:
         """Return how far physical tables can be read; those of which nothing is known yet are left out.
 
-        A dropped table that has no rows anywhere counts as read up to its `gone_ts`. Raises Invalid when a
-        capture refuses the token, Unavailable when it is not known which captures there are.
+        A dropped table that has no rows anywhere counts as read up to its `gone_ts`. A table that cannot be
+        captured is readable as far as its objects go, and says why. Raises Invalid when a capture refuses the
+        token, Unavailable when it is not known which captures there are.
         """
         captured = self._captures.progress()
         found = {
             table_id: _captured_range(captured[table_id]) for table_id in physical_ids if table_id in captured
         }
-        self._read_objects([table_id for table_id in physical_ids if table_id not in captured])
+        missing = [table_id for table_id in physical_ids if table_id not in captured]
+        refusals = self._captures.refusals() if missing else {}
+        self._read_objects(missing, refusals)
+        now = self._clock.monotonic()
         for table_id, table in self._uncaptured.items():
-            if table.progress is not None:
-                found[table_id] = table.progress
-            elif table.is_missed(self._clock.monotonic()):
+            if table_id in refusals:
+                progress = table.progress or ReadableRange(0, 0)
+                found[table_id] = replace(progress, refusal=refusals[table_id])
+            elif table.progress is not None:
+                found[table_id] = replace(table.progress, uncaptured=table.is_missed(now))
+            elif table.is_missed(now):
                 # A capture that does not answer may have the table's last rows.
                 gone_ts = self._gone_ts(table_id) if self._captures.all_answer else None
                 if gone_ts is not None:
                     found[table_id] = ReadableRange(gone_ts, 0)
                 else:
+                    found[table_id] = ReadableRange(0, 0, uncaptured=True)
                     _warn_once(table_id, table)
-        return {table_id: progress for table_id, progress in found.items() if progress.readable_ts}
+        return {table_id: progress for table_id, progress in found.items() if _is_known(progress)}
 
-    def _read_objects(self, physical_ids: Collection[int]) -> None:
-        """Make these the uncaptured tables; read the objects of those that are new or due again."""
+    def _read_objects(self, physical_ids: Collection[int], refused: Collection[int]) -> None:
+        """Make these the uncaptured tables; read the objects of those that are new or due again.
+
+        A capture flushes a table before it says that it cannot capture it. So the objects of a table that
+        is refused since the last call are read again: what they have now is all that comes.
+        """
         now = self._clock.monotonic()
         before = self._uncaptured
         self._uncaptured = {
@@ -85,11 +98,15 @@ class ProgressReader:
         due = [
             table_id
             for table_id, table in self._uncaptured.items()
-            if table_id not in before or now >= table.read_at + OBJECTS_S
+            if table_id not in before
+            or now >= table.read_at + OBJECTS_S
+            or (table_id in refused and not table.refused)
         ]
         for table_id, progress in zip(due, self._pool.map(self._flushed_range, due), strict=True):
             self._uncaptured[table_id].progress = progress
             self._uncaptured[table_id].read_at = now
+        for table_id, table in self._uncaptured.items():
+            table.refused = table_id in refused
 
     def _flushed_range(self, table_id: int) -> ReadableRange | None:
         manifest = Partition(self._storage, table_id).state().manifest
@@ -104,6 +121,10 @@ def _captured_range(progress: CaptureProgress) -> ReadableRange:
     return ReadableRange(
         progress.readable_ts, min(progress.readable_ts, progress.changed_ts), progress.oldest_ts
     )
+
+
+def _is_known(progress: ReadableRange) -> bool:
+    return bool(progress.readable_ts or progress.refusal or progress.uncaptured)
 
 
 def _warn_once(table_id: int, table: _UncapturedTable) -> None:

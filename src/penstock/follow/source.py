@@ -11,7 +11,7 @@ from typing import Protocol
 
 from penstock.changes.batches import ChangesHandle
 from penstock.changes.limits import ReadLimit
-from penstock.eventstore.read.partition import TableView
+from penstock.eventstore.read.partition import Refusal, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position, Slice, TableSpan
@@ -27,6 +27,10 @@ class ReadableRange:
     """At least the newest commit up to `readable_ts`: the table has no change between the two."""
     oldest_ts: int = 0
     """Changes up to this timestamp may be gone."""
+    refusal: Refusal | None = None
+    """Why no later change can be read until somebody removes the cause; None: more come by themselves."""
+    uncaptured: bool = False
+    """Whether no capture has had the table for a while, for a reason that nobody knows."""
 
 
 class SliceSource(Protocol):
@@ -51,7 +55,8 @@ class SliceSource(Protocol):
     async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """Return how far physical tables can be read, in few calls for many tables.
 
-        Tables of which nothing is known yet are left out.
+        Tables of which nothing is known yet are left out. One that cannot be captured, or that no capture has
+        had for a while, is not left out: it is readable up to 0 when nothing of it was ever captured.
         """
 
     async def next_slice(
@@ -114,7 +119,11 @@ class ScanSource(Protocol):
         """Return a timestamp of the database."""
 
     async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
-        """Return how far tables can be read, in few calls for many; those not captured yet are left out."""
+        """Return how far tables can be read, in few calls for many; those not captured yet are left out.
+
+        A table that cannot be captured is not left out: it is readable up to 0 when nothing of it was ever
+        captured.
+        """
 
     def why_gone(self, table_id: int) -> str | None:
         """Return what became of a table that does not exist any more, and the remedy; None when it exists."""

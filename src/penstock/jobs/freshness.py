@@ -42,12 +42,19 @@ class LagReason(StrEnum):
     """No process runs jobs."""
     NOT_CAPTURED = "not captured"
     """No capture follows the table, so its progress is unknown."""
+    UNCAPTURABLE = "cannot be captured"
+    """The capture of the table has given it up until somebody removes the cause."""
     DROPPED = "dropped"
 
     @property
     def passing(self) -> bool:
         """Whether the reason goes away without anybody doing anything."""
-        return self not in {LagReason.PAUSED, LagReason.ERROR, LagReason.DROPPED}
+        return self not in {
+            LagReason.PAUSED,
+            LagReason.ERROR,
+            LagReason.UNCAPTURABLE,
+            LagReason.DROPPED,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,7 @@ class Freshness:
     reason: LagReason | None
     """Why changes are missing; None: the target has everything that can be read."""
     message: str = ""
-    """The message of the job's error."""
+    """The message of the job's error, or why the table cannot be captured."""
 
     @property
     def complete(self) -> bool:
@@ -98,9 +105,20 @@ def freshness_of(
     watermark = job.watermark
     readable_ts = watermark if progress is None else max(watermark, progress.readable_ts)
     known = watermark > 0 and progress is not None and watermark >= progress.oldest_ts
-    if progress is not None and known and progress.changed_ts <= watermark and job.live:
+    has_all = progress is not None and known and progress.changed_ts <= watermark and job.live
+    refusal = None if progress is None else progress.refusal
+    if has_all and refusal is None:
         return Freshness(watermark=readable_ts, readable_ts=readable_ts, now_ts=now_ts, reason=None)
     reason = _reason(job, progress, span_s, attended=attended)
+    if refusal is not None and (has_all or reason.passing):
+        # Whatever else is missing, nothing after it can come.
+        return Freshness(
+            watermark=readable_ts if has_all else watermark,
+            readable_ts=readable_ts,
+            now_ts=now_ts,
+            reason=LagReason.UNCAPTURABLE,
+            message=refusal.reason,
+        )
     return Freshness(
         watermark=watermark,
         readable_ts=readable_ts,
@@ -227,6 +245,8 @@ class FreshnessReader:
         table_id, to_ts = job.key.table_id, found.readable_ts
         if found.reason is LagReason.NOT_CAPTURED:
             raise Unavailable(f"the table of job {job.id} is not captured; start a capture of it")
+        if found.reason is LagReason.UNCAPTURABLE and not to_ts:
+            raise Unavailable(f"the table of job {job.id} cannot be captured: {found.message}")
         rows = self._source.scan(table_id, 0, to_ts, ReadLimit()).rows
         if found.complete:
             return Coverage(freshness=found, rows=rows, missing=0, oldest_ts=None)
@@ -251,5 +271,6 @@ class FreshnessReader:
 _REMEDIES = {
     LagReason.PAUSED: "resume it with `penstock job resume`",
     LagReason.ERROR: "fix the cause, then run `penstock job resume` or `penstock job repair`",
+    LagReason.UNCAPTURABLE: "fix the cause in the message",
     LagReason.DROPPED: "register it again",
 }

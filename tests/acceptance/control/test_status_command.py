@@ -20,6 +20,7 @@ from penstock.control.overview.overview import build_overview
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.jobs.job import JobState
 from support.jobworld import JobWorld, job_world
+from support.oddtables import add_description, put_description, tidb_like, with_type
 from support.overviews import ago, facts, feed, job, part, spool, table
 
 Run = Callable[..., tuple[int, str, str]]
@@ -62,6 +63,33 @@ async def test_status_is_0_while_all_is_well_and_1_with_the_reason_when_it_is_no
         assert (code, found.healthy) == (1, False)
         assert [each.what for each in found.problems] == ["no_runner"]
         assert (len(found.tables), found.totals.tables) == (1, 2)
+
+
+async def test_status_says_which_table_cannot_be_captured_since_when_and_why(
+    tmp_path: Path, run: Run
+) -> None:
+    async with job_world(tmp_path) as world:
+        config = config_of(tmp_path, pd_addrs=list(world.settings.pd_addrs))
+        await world.create("shop.orders", COLUMNS)
+        await world.create("shop.odd", COLUMNS)
+        await world.do(put_description, world.client, "shop.odd", lambda tree: with_type(tree, "title"))
+        await world.do(add_description, world.client, "shop.seen", tidb_like("view"))
+        await world.readable("shop.orders")
+        deadline = SYSTEM.monotonic() + 30
+        while True:
+            code, found = await said(world, run, "--config", config, "--json")
+            if [each.what for each in found.problems] == ["table_uncapturable"]:
+                break
+            assert SYSTEM.monotonic() < deadline, found.problems
+        assert code == 1
+        assert {row.table: row.captured for row in found.tables} == {"shop.orders": True, "shop.odd": False}
+        (refusal,) = (row.refusal for row in found.tables if row.refusal)
+        assert refusal.reason == "column title: type 200 is unknown; upgrade Penstock to read this table"
+        assert refusal.since_time
+        console = Console(width=400, force_terminal=False)
+        with console.capture() as shown:
+            console.print(status.render_overview(found))
+        assert "it cannot be captured since" in shown.get()
 
 
 async def test_the_store_of_up_is_found_by_what_up_says(tmp_path: Path, run: Run) -> None:

@@ -87,6 +87,21 @@ def test_the_flow_says_which_part_holds_changes_back(world: PageWorld, open_page
         expect(page.get_by_role("heading", level=1)).to_have_text("lake")
 
 
+def test_a_table_that_cannot_be_captured_says_why_in_the_list_and_on_its_page(
+    world: PageWorld, open_page
+) -> None:
+    world.troubled = True
+    why = "column shape: type 200 is unknown; upgrade Penstock to read this table"
+    with open_page(f"{world.url}/#/tables") as page:
+        listed = page.get_by_role("row", name="staging.shapes")
+        expect(listed.locator(".badge")).to_have_text("cannot be captured")
+        expect(page.locator("main")).to_contain_text(f": {why}")
+        page.get_by_role("link", name="staging.shapes").click()
+        expect(page.locator(".notice.error")).to_contain_text("Not captured since")
+        expect(page.locator(".notice.error")).to_contain_text(why)
+        looked_at(page)
+
+
 def test_a_spool_is_shown_against_its_marks(world: PageWorld, open_page) -> None:
     world.troubled = True
     with open_page(world.url) as page:

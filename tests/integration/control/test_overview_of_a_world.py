@@ -17,12 +17,16 @@ from penstock.changefeeds.model import ChangefeedState
 from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
+from penstock.control.jobs import read_job_status
 from penstock.control.overview.gather import FactsCache
 from penstock.control.overview.model import Overview
 from penstock.control.overview.overview import read_overview
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
-from penstock.errors import Conflict
+from penstock.control.tables import list_tables
+from penstock.errors import Conflict, Invalid
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease
+from penstock.jobs.freshness import FreshnessReader
+from penstock.jobs.job import JobId
 from penstock.kv import AsyncClient
 from penstock.kv.lease import LeaseRecord
 from penstock.settings import KvSettings, Settings, StoreSettings, UpSettings, parse_changefeed
@@ -30,6 +34,7 @@ from penstock.store.cluster import Cluster
 from penstock.tables.keys import record_key
 from support.jobdoubles import Copy
 from support.jobworld import JobWorld, job_world
+from support.oddtables import put_description, with_type
 
 COLUMNS = [("id", "bigint primary key"), ("title", "varchar(99)")]
 WAIT_S = 30.0
@@ -105,6 +110,54 @@ async def test_a_deployment_shows_its_tables_changefeeds_jobs_and_who_runs_them(
             assert "the disk is full" in found.problems[0].message
             mine = await look(world, deployment, account="nobody")
             assert (mine.tables, mine.changefeeds, mine.jobs, mine.healthy) == ([], [], [], True)
+
+
+async def test_a_table_that_cannot_be_captured_is_told_to_whoever_asks_and_its_job_goes_on_once_it_can(
+    tmp_path: Path,
+) -> None:
+    async with job_world(tmp_path) as world, deployment_of(world, tmp_path) as deployment:
+        table_id = await world.create("shop.orders", COLUMNS)
+        await world.create("shop.others", COLUMNS)
+        described = (await world.do(world.db.table_info, "shop.orders")).to_json()
+        first = await world.insert("shop.orders", {"id": 1, "title": "a"})
+        await world.register("shop.orders/find", consumer="copy")
+        copy = Copy()
+        copying = copy.consumer()
+        async with world.running(find=lambda _name: copying):
+            await world.caught_up("shop.orders/find", first)
+            await world.do(
+                put_description, world.client, "shop.orders", lambda tree: with_type(tree, "title")
+            )
+            found = await until(world, deployment, lambda seen: whats(seen) == ["table_uncapturable"])
+            (problem,) = found.problems
+            assert problem.part == "shop.orders"
+            assert "column title: type 200 is unknown; upgrade Penstock" in problem.message
+            rows = {row.table: row for row in found.tables}
+            refusal = rows["shop.orders"].refusal
+            assert refusal is not None
+            assert refusal.since_ts > first
+            assert (rows["shop.orders"].captured, rows["shop.others"].captured) == (False, True)
+            assert (found.jobs[0].lacks, found.jobs[0].lacks_because) == (
+                "cannot be captured",
+                refusal.reason,
+            )
+            listed = {row["table"]: row for row in await world.do(list_tables, deployment)}
+            assert listed["shop.orders"]["refusal"]["since_ts"] == refusal.since_ts
+            assert listed["shop.orders"]["readable_ts"] >= first
+            assert listed["shop.others"]["refusal"] is None
+            status = await world.do(read_job_status, deployment, JobId.parse("shop.orders/find"))
+            assert status["lacks_because"] == refusal.reason
+            waiting = FreshnessReader(world.jobs.get_job, world.source, world.settings.jobs)
+            with pytest.raises(Invalid, match=r"cannot be captured .*upgrade Penstock.*; fix the cause"):
+                await waiting.wait_for(JobId.parse("shop.orders/find"))
+            assert await world.do(world.source.why_gone, table_id) is None
+
+            await world.do(put_description, world.client, "shop.orders", lambda _: described)
+            second = await world.insert("shop.orders", {"id": 2, "title": "b"})
+            await world.caught_up("shop.orders/find", second)
+            found = await until(world, deployment, lambda seen: seen.healthy)
+            assert [row.captured for row in found.tables] == [True, True]
+        assert sorted(copy.rows) == [(1,), (2,)]
 
 
 class Patience:

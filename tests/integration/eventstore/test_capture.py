@@ -20,7 +20,7 @@ from penstock.eventstore.manifest import dropped_ts
 from penstock.eventstore.manifest_log import ManifestLog, Ownership, load
 from penstock.eventstore.objects.flush import FlushPolicy
 from penstock.eventstore.read.find import find_table, list_tables
-from penstock.eventstore.read.flight_client import write_ticket
+from penstock.eventstore.read.flight_client import FlightReader, write_ticket
 from penstock.eventstore.read.partition import ReadRange
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.eventstore.schema_history import CapturedTable
@@ -354,6 +354,11 @@ async def test_views_and_unreadable_tables_cost_no_other_table(
         await b.flushed(good)
         assert told(caplog).count("table left out") == 2
         assert not capture.failed.done()
+        with FlightReader(capture.flight_addr) as reader:
+            refusals = {each.table_id: each for each in await b.do(reader.refusals)}
+        assert refusals.keys() == {odd, never}
+        assert "type 200 is unknown; upgrade Penstock" in refusals[never].reason
+        assert load(b.storage, paths.table_root(odd)).flushed_ts == refusals[odd].since_ts - 1
         listed = {each.name: bool(each.unreadable) for each in await b.do(b.db.tables, "shop")}
         assert listed == {
             "good": False, f"#{odd}" if damaged else "odd": True, "never": True,

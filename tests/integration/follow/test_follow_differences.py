@@ -208,8 +208,9 @@ async def test_a_changefeed_counts_a_dropped_table_as_read_to_its_end(tmp_path: 
             assert (await source.read_progress([1, 77, 78])).keys() == {1}, "somebody may have it still"
             clock.advance(MISSED_S)
             looks = await source.read_progress([1, 77, 78])
-            assert looks.keys() == {1, 77}
+            assert looks.keys() == {1, 77, 78}
             assert looks[77] == ReadableRange(source.ddl_resolved_ts(), 0)
+            assert looks[78] == ReadableRange(0, 0, uncaptured=True)
 
 
 async def test_a_job_gets_a_sentence_about_a_dropped_table_and_no_end_of_it(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import SYSTEM
+from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import BEGUN
+from penstock.eventstore.read.partition import Refusal
 from penstock.follow import progress
 from penstock.follow.progress import OBJECTS_S
 from penstock.follow.source import ReadableRange
@@ -49,11 +51,62 @@ async def test_a_table_that_was_dropped_before_anybody_captured_it_is_not_waited
         ]
         async with world.source() as source:
             found = await source.read_progress([1, 77, 78])
-            assert found.keys() == {1, 77}
+            assert found.keys() == {1, 77, 78}
             assert found[77] == ReadableRange(source.ddl_resolved_ts(), 0)
+            assert found[78] == ReadableRange(0, 0, uncaptured=True)
         world.addrs = ["127.0.0.1:1"]  # somebody who does not answer may have it
         async with world.source() as source:
-            assert 77 not in await source.read_progress([77])
+            assert await source.read_progress([77]) == {77: ReadableRange(0, 0, uncaptured=True)}
+
+
+async def test_a_table_that_its_capture_refuses_is_read_as_far_as_it_was_flushed_and_says_why(
+    tmp_path: Path,
+) -> None:
+    refusals: list[Refusal] = []
+    with SourceWorld(tmp_path, item_table()) as world:
+        world.flight.close()
+        world.flight = FlightService("127.0.0.1:0", world.store, world.reader, refusals=lambda: refusals)
+        world.addrs = [world.flight.addr]
+        changed = world.commit(item("integer", 1, "a"))
+        world.tick(6)
+        first = world.flush()
+        world.meta.append(put_table(3, a_table(78, name="v")))
+        async with world.source() as source:
+            assert await source.read_progress([1]) == {1: ReadableRange(world.ts, changed)}
+            refusals += [Refusal(1, "somebody else's", 5), Refusal(78, "its type is unknown", 6)]
+            found = await source.read_progress([1, 78])
+            assert found[1].refusal is None, "whoever captures a table knows better than who does not"
+            assert found[78] == ReadableRange(0, 0, refusal=refusals[1])
+            with pytest.raises(Unavailable, match="cannot be captured: its type is unknown"):
+                await source.split_points(78, world.ts, 10)
+        later = world.commit(item("integer", 2, "a"))
+        world.resolve()
+        last = world.flush()
+        assert first < last
+        world.store.close_table(1)
+        async with world.source() as source:
+            assert await source.read_progress([1]) == {1: ReadableRange(last, later, refusal=refusals[0])}
+
+
+async def test_what_was_flushed_just_before_a_refusal_counts(tmp_path: Path) -> None:
+    refusals: list[Refusal] = []
+    with SourceWorld(tmp_path, item_table()) as world:
+        world.flight.close()
+        world.flight = FlightService("127.0.0.1:0", world.store, world.reader, refusals=lambda: refusals)
+        world.addrs = [world.flight.addr]
+        world.commit(item("integer", 1, "a"))
+        world.tick(6)
+        first = world.flush()
+        later = world.commit(item("integer", 2, "a"))
+        world.resolve()
+        async with world.source() as source:
+            world.addrs = ["127.0.0.1:1"]  # between a capture that gives up a table and its flush
+            assert (await source.read_progress([1]))[1].readable_ts == first
+            last = world.flush()
+            world.store.close_table(1)
+            world.addrs = [world.flight.addr]
+            refusals.append(Refusal(1, "its type is unknown", later + 1))
+            assert await source.read_progress([1]) == {1: ReadableRange(last, later, refusal=refusals[0])}
 
 
 async def test_the_newest_change_is_known_whatever_happens_to_the_rows(tmp_path: Path) -> None:

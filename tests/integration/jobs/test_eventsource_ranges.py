@@ -16,7 +16,7 @@ from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.read.partition import CaptureProgress
+from penstock.eventstore.read.partition import CaptureProgress, Refusal
 from penstock.follow.cluster_tables import UNKNOWN_MS, FollowedTables, TableGone
 from penstock.follow.follower import JOBS_HOLDER, EventStoreAccess, ScanFollower
 from penstock.follow.source import ReadableRange, TableScan
@@ -78,6 +78,9 @@ class ListedCapture:
     def tables(self) -> list[CaptureProgress]:
         self.calls += 1
         return self._tables
+
+    def refusals(self) -> list[Refusal]:
+        return []
 
     def close(self) -> None:
         pass

@@ -10,6 +10,7 @@ from penstock.control.overview.gather import find_low_disks
 from penstock.control.overview.locks import HoldingLock
 from penstock.control.overview.overview import build_overview
 from penstock.control.part_states import PartKind, PartState
+from penstock.eventstore.read.partition import Refusal
 from penstock.jobs.job import JobState
 from penstock.settings import Settings
 from penstock.verify.compare import Counts
@@ -18,6 +19,7 @@ from support.overviews import NOW_MS, ago, facts, feed, job, part, table
 
 SECRET_ADDR = "10.1.2.3:4567"
 SLOW = table("shop.orders", 31.0)
+REFUSED = table(lag_s=None, refusal=Refusal(7, "type 200 is unknown; upgrade Penstock", ago(100)))
 WELL = facts(
     tables=(table(), table("shop.new", None, id=9, made_s=5), table("other.t", None, id=10, wanted=False)),
     feeds=(feed(lag_s=59), feed("new", 1, run_by=""), feed("off", 900, state=ChangefeedState.STOPPED)),
@@ -57,6 +59,11 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
         (facts(unknown={"jobs": "too slow"}), "unknown", "jobs", "too slow", "again"),
         (facts(tables=(table(lag_s=None),), captures=()), "no_capture", "capture", "1 table", "capture --"),
         (facts(tables=(table(lag_s=None),)), "table_not_captured", "shop.orders", "no capture", ".tables"),
+        (
+            facts(tables=(REFUSED,), jobs=(job(lag_s=500, of=REFUSED),), feeds=(feed(),)),
+            "table_uncapturable", "shop.orders",
+            "cannot be captured since 2023-11-14T22:13:20.000+00:00: type 200 is unknown", "capture.tables",
+        ),
         (facts(tables=(SLOW,)), "table_behind", "shop.orders", "31 s ago: no lock", "add captures"),
         (
             facts(tables=(SLOW,), locks={7: HoldingLock(ago(31), 7, "0x74")}),
@@ -228,3 +235,17 @@ def test_lists_show_the_worst_first_and_how_many_there_are() -> None:
     assert [each.id for each in found.changefeeds] == ["f299", "f298", "f297"]
     assert [each.job for each in found.jobs] == ["shop.orders/bad", "shop.orders/j299", "shop.orders/j298"]
     assert (found.totals.tables, found.totals.changefeeds, found.totals.jobs) == (300, 300, 301)
+
+
+def test_a_table_that_cannot_be_captured_says_why_in_its_row_and_in_those_of_its_jobs() -> None:
+    found = build_overview(facts(tables=(REFUSED,), jobs=(job(lag_s=500, of=REFUSED),)))
+    (row,), (copy,) = found.tables, found.jobs
+    assert row.refusal is not None
+    assert (row.captured, row.refusal.since_ts, row.refusal.reason) == (
+        False, ago(100), "type 200 is unknown; upgrade Penstock",
+    )  # fmt: skip
+    assert row.held_by is not None
+    assert "type 200 is unknown" in row.held_by.detail
+    assert (copy.lacks, copy.lacks_because) == ("cannot be captured", row.refusal.reason)
+    assert copy.held_by is not None
+    assert (copy.held_by.kind, copy.held_by.name) == ("table", "shop.orders")

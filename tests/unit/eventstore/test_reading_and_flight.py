@@ -295,7 +295,7 @@ def test_flight_serves_tables_ranges_and_timestamps(held: Held) -> None:
             (answer,) = client.do_action(flight.Action("resolved_ts", b'{"table_id": 1}'))
             assert json.loads(answer.body.to_pybytes())["resolved_ts"] == NOW + 200
             actions = [action.type for action in client.list_actions()]
-            assert actions == ["resolved_ts", "progress", "plan_merge", "commit_merge"]
+            assert actions == ["resolved_ts", "progress", "refusals", "plan_merge", "commit_merge"]
             with pytest.raises(flight.FlightUnavailableError, match="not captured here"):
                 list(client.do_action(flight.Action("resolved_ts", b'{"table_id": 9}')))
             with pytest.raises(pa.ArrowInvalid, match="no action"):

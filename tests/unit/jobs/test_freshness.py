@@ -8,6 +8,7 @@ import pytest
 
 from penstock.clock import compose_ts
 from penstock.errors import Invalid, Unavailable
+from penstock.eventstore.read.partition import Refusal
 from penstock.follow.source import ReadableRange
 from penstock.jobs.freshness import FreshnessReader, LagReason, freshness_of
 from penstock.jobs.job import ErrorCode, Job, JobId, JobState
@@ -32,6 +33,7 @@ def ts(second: float) -> int:
 
 JOB = job_row("j", watermark=ts(100), committed_ts=ts(100))
 PAUSED = JobSpec.parse({"trigger": {"paused": True}})
+REFUSAL = Refusal(7, "column a: type 200 is unknown; upgrade Penstock to read this table", ts(121))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,20 @@ PAUSED = JobSpec.parse({"trigger": {"paused": True}})
         (replace(JOB, spec=PAUSED), ReadableRange(ts(200), ts(150)), LagReason.PAUSED),
         (drop_job(at=1)(JOB), ReadableRange(ts(200), ts(50)), LagReason.DROPPED),
         (job_row("new"), ReadableRange(ts(200), 0), LagReason.NEVER_SYNCED),
+        (JOB, ReadableRange(ts(120), ts(100), refusal=REFUSAL), LagReason.UNCAPTURABLE),
+        (JOB, ReadableRange(ts(120), ts(110), refusal=REFUSAL), LagReason.UNCAPTURABLE),
+        (JOB, ReadableRange(0, 0, refusal=REFUSAL), LagReason.UNCAPTURABLE),
+        (job_row("new"), ReadableRange(0, 0, refusal=REFUSAL), LagReason.UNCAPTURABLE),
+        (
+            fail_iteration(ErrorCode.REFUSED, "never", at=1)(JOB),
+            ReadableRange(ts(120), ts(110), refusal=REFUSAL),
+            LagReason.ERROR,
+        ),
+        (
+            replace(JOB, spec=PAUSED),
+            ReadableRange(ts(120), ts(110), refusal=REFUSAL),
+            LagReason.PAUSED,
+        ),
     ],
 )
 def test_the_reason_says_what_is_between_the_target_and_the_source(
@@ -88,6 +104,15 @@ def test_a_target_that_lacks_changes_is_as_old_as_its_watermark_and_says_why() -
     found = freshness_of(job, ReadableRange(ts(200), ts(150)), now_ts=ts(201), span_s=1800)
     assert not found.covers(ts(101))
     assert str(found) == "changes of the last 101.0 s are missing: error (the disk is full)"
+
+
+def test_a_table_that_cannot_be_captured_is_the_reason_also_when_the_target_has_all_there_is() -> None:
+    found = freshness_of(JOB, ReadableRange(ts(120), ts(100), refusal=REFUSAL), now_ts=ts(220), span_s=1800)
+    assert (found.watermark, found.covers(ts(120)), found.covers(ts(121))) == (ts(120), True, False)
+    assert str(found) == (
+        "changes of the last 100.0 s are missing: cannot be captured"
+        " (column a: type 200 is unknown; upgrade Penstock to read this table)"
+    )
 
 
 def test_nobody_running_jobs_is_a_reason() -> None:

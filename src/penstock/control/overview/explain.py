@@ -7,12 +7,13 @@ from typing import TypeVar
 from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.model import ChangefeedState
 from penstock.clock import physical_ms
+from penstock.control.display import format_ts
 from penstock.control.overview.facts import SLOW_S, Facts, FeedFact, JobFact, TableFact, behind_s
 from penstock.control.overview.model import FlowStage, HeldBy, HolderKind, StageRow
 from penstock.errors import Invalid
 from penstock.jobs.freshness import LagReason
 
-__all__ = ["Explanation", "lag_of_job"]
+__all__ = ["Explanation", "describe_refusal", "lag_of_job"]
 
 T = TypeVar("T")
 
@@ -45,6 +46,13 @@ def lag_of_job(fact: JobFact) -> float | None:
     if not fact.freshness.watermark or fact.freshness.reason in {LagReason.PAUSED, LagReason.DROPPED}:
         return None
     return fact.freshness.lag_s
+
+
+def describe_refusal(table: TableFact) -> str:
+    """Return since when and why a table cannot be captured, which its refusal must say."""
+    assert table.refusal is not None, "the table has a refusal"
+    since = format_ts(table.refusal.since_ts)
+    return f"it cannot be captured{f' since {since}' if since else ''}: {table.refusal.reason}"
 
 
 class Explanation:
@@ -80,6 +88,8 @@ class Explanation:
 
     def explain_table(self, table: TableFact) -> HeldBy | None:
         """Return what holds a table back; None when nothing does."""
+        if table.refusal is not None:
+            return HeldBy(kind=HolderKind.CAPTURE, name="none", detail=describe_refusal(table))
         if not table.captured:
             return HeldBy(
                 kind=HolderKind.CAPTURE, name="none", detail="no capture that answers has the table"
@@ -159,6 +169,12 @@ class Explanation:
         if reason in {LagReason.PAUSED, LagReason.DROPPED}:
             return None
         table = self._by_id.get(fact.job.key.table_id)
+        if reason is LagReason.UNCAPTURABLE:
+            return HeldBy(
+                kind=HolderKind.TABLE,
+                name=f"{fact.job.id.database}.{fact.job.id.table}",
+                detail=f"it cannot be captured: {fact.freshness.message}",
+            )
         if reason is LagReason.NOT_CAPTURED:
             return HeldBy(
                 kind=HolderKind.TABLE,

@@ -9,6 +9,7 @@ from penstock.control.overview.locks import HoldingLock
 from penstock.control.overview.model import SpoolLevel
 from penstock.control.overview.part_metrics import Growth
 from penstock.control.part_states import PartStatus
+from penstock.eventstore.read.partition import Refusal
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job
@@ -41,6 +42,8 @@ class TableFact:
     changed_ts: int = 0
     flushed_ts: int = 0
     oldest_ts: int = 0
+    refusal: Refusal | None = None
+    """Why it cannot be captured; None when it is captured, or when no capture has it."""
 
     @property
     def id(self) -> int:

@@ -25,7 +25,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.capture.tables import matches_patterns
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.partition import CaptureProgress
+from penstock.eventstore.read.partition import CaptureProgress, Refusal
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.captures import live_captures
 from penstock.follow.source import ReadableRange
@@ -200,6 +200,7 @@ class _CaptureAnswer:
 
     fact: CaptureFact
     tables: Sequence[CaptureProgress] = ()
+    refusals: Sequence[Refusal] = ()
 
 
 def _read_schemas(deployment: Deployment) -> list[tuple[SchemaVersion, str]]:
@@ -220,20 +221,20 @@ def _ask_captures(deployment: Deployment) -> list[_CaptureAnswer]:
     token = deployment.settings.capture.read_flight_token()
     tls = deployment.settings.capture.flight_client_tls
 
-    def ask(lease: CaptureLease) -> list[CaptureProgress]:
+    def ask(lease: CaptureLease) -> tuple[list[CaptureProgress], list[Refusal]]:
         with FlightReader(lease.flight_addr, tls=tls, token=token) as reader:
-            return reader.tables(timeout_s=PAGES_S)
+            return reader.tables(timeout_s=PAGES_S), reader.refusals(timeout_s=PAGES_S)
 
     deadline = SYSTEM.monotonic() + PAGES_S
     probes = [(lease, Probe(f"capture {lease.id}", partial(ask, lease))) for lease in leases]
     answers = []
     for lease, probe in probes:
         try:
-            tables = probe.answer(deadline)
+            tables, refusals = probe.answer(deadline)
         except PenstockError as error:
             answers.append(_CaptureAnswer(CaptureFact(lease.id, lease.flight_addr, str(error))))
         else:
-            answers.append(_CaptureAnswer(CaptureFact(lease.id, lease.flight_addr), tables))
+            answers.append(_CaptureAnswer(CaptureFact(lease.id, lease.flight_addr), tables, refusals))
     return answers
 
 
@@ -249,10 +250,11 @@ def _owners(captures: Iterable[_CaptureAnswer]) -> dict[int, tuple[str, CaptureP
 
 
 def _table_facts(
-    schemas: Iterable[tuple[SchemaVersion, str]], captures: Iterable[_CaptureAnswer], settings: Settings
+    schemas: Iterable[tuple[SchemaVersion, str]], captures: Sequence[_CaptureAnswer], settings: Settings
 ) -> tuple[TableFact, ...]:
     """Return the tables that are captured, or should be."""
     owners = _owners(captures)
+    refusals = {refusal.table_id: refusal for capture in captures for refusal in capture.refusals}
     facts = []
     for schema, account in schemas:
         asked_for = matches_patterns(schema.database, schema.table.name, settings.capture.tables)
@@ -261,7 +263,12 @@ def _table_facts(
         fact = TableFact(schema=schema, account=account, wanted=asked_for)
         if parts and len(parts) == len(ids):
             fact = _with_progress(fact, parts)
-        if asked_for or parts:
+        refused = [refusals[table_id] for table_id in ids if table_id in refusals and table_id not in owners]
+        if not refused and asked_for and schema.table.unreadable and len(parts) < len(ids):
+            refused = [Refusal(schema.table.id, schema.table.unreadable, schema.since_ts)]
+        if refused:
+            fact = replace(fact, refusal=min(refused, key=lambda refusal: refusal.since_ts))
+        if asked_for or parts or refused:
             facts.append(fact)
     return tuple(facts)
 
@@ -331,9 +338,9 @@ def _job_facts(
     attended: bool,
 ) -> tuple[JobFact, ...]:
     ranges = {
-        table.id: ReadableRange(table.readable_ts, table.changed_ts, table.oldest_ts)
+        table.id: ReadableRange(table.readable_ts, table.changed_ts, table.oldest_ts, table.refusal)
         for table in tables
-        if table.readable_ts
+        if table.readable_ts or table.refusal
     }
     span_s = settings.jobs.span_s
     return tuple(

@@ -19,6 +19,7 @@ __all__ = [
     "ProblemKind",
     "SpoolLevel",
     "StageRow",
+    "TableRefusal",
     "TableRow",
     "Totals",
 ]
@@ -60,6 +61,8 @@ class ProblemKind(StrEnum):
     """A fact could not be read."""
     NO_CAPTURE = "no_capture"
     TABLE_NOT_CAPTURED = "table_not_captured"
+    TABLE_UNCAPTURABLE = "table_uncapturable"
+    """A capture has the table and cannot capture it, for the reason in the message."""
     TABLE_BEHIND = "table_behind"
     CHANGEFEED_FAILED = "changefeed_failed"
     CHANGEFEED_WARNING = "changefeed_warning"
@@ -120,6 +123,14 @@ class StageRow(_Model):
     held_by: HeldBy | None = None
 
 
+class TableRefusal(_Model):
+    """Why a table cannot be captured, with the remedy, and since when its changes are not captured."""
+
+    reason: str
+    since_ts: int
+    since_time: str | None = None
+
+
 class TableRow(_Model):
     """A table, and up to where it is captured."""
 
@@ -132,6 +143,8 @@ class TableRow(_Model):
     changed_ts: int | None = None
     """No readable change is newer than this timestamp."""
     captured: bool
+    refusal: TableRefusal | None = None
+    """null when it is captured, or when no capture has it."""
     held_by: HeldBy | None = None
 
 
@@ -188,6 +201,8 @@ class JobRow(_Model):
     lag_s: float | None = None
     lacks: str | None = None
     """Why changes are missing in its target; null when it has every readable change."""
+    lacks_because: str | None = None
+    """The message of the last error, or why its table cannot be captured."""
     verified: LastVerified | None = None
     """null when it has not been verified yet."""
     error_code: int = 0

@@ -16,6 +16,7 @@ from penstock.control.overview.model import (
     JobRow,
     Overview,
     PartRow,
+    TableRefusal,
     TableRow,
     Totals,
 )
@@ -162,7 +163,14 @@ def _table(table: TableFact, facts: Facts, explanation: Explanation) -> TableRow
         readable_time=format_ts(table.readable_ts),
         lag_s=None if readable_ts is None else round(behind_s(facts.now_ts, readable_ts), 3),
         changed_ts=table.changed_ts if readable_ts else None,
-        captured=table.captured,
+        captured=table.captured and table.refusal is None,
+        refusal=None
+        if table.refusal is None
+        else TableRefusal(
+            reason=table.refusal.reason,
+            since_ts=table.refusal.since_ts,
+            since_time=format_ts(table.refusal.since_ts),
+        ),
         held_by=explanation.explain_table(table),
     )
 

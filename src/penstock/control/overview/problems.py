@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from penstock.changefeeds.model import ChangefeedState
 from penstock.clock import physical_ms
-from penstock.control.overview.explain import Explanation
+from penstock.control.overview.explain import Explanation, describe_refusal
 from penstock.control.overview.facts import Facts, FeedFact, JobFact, TableFact, behind_s
 from penstock.control.overview.model import HolderKind, Problem, ProblemKind
 from penstock.control.part_states import PartKind, PartState, PartStatus
@@ -131,6 +131,15 @@ def _of_captures(facts: Facts) -> Iterator[Problem]:
 
 
 def _of_table(table: TableFact, facts: Facts, explanation: Explanation) -> Iterator[Problem]:
+    if table.refusal is not None:
+        yield Problem(
+            part=table.name,
+            what=ProblemKind.TABLE_UNCAPTURABLE,
+            message=f"{table.name}: {describe_refusal(table)}",
+            remedy="remove the cause in the message, and the capture takes the table again by itself; or"
+            " leave it out of capture.tables",
+        )
+        return
     if not table.captured:
         reported = not facts.captures or any(capture.error for capture in facts.captures)
         new = behind_s(facts.now_ts, table.schema.since_ts) < NEW_TABLE_S

@@ -24,6 +24,7 @@ from penstock.eventstore.history_holds import HOLD_TTL_S
 from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.read.flight_client import FlightAccess
+from penstock.eventstore.read.partition import Refusal
 from penstock.eventstore.schema_history import META_RANGE, CapturedTable, SchemaHistory
 from penstock.eventstore.upkeep.load import is_load_in_progress
 from penstock.kv import AsyncClient
@@ -76,11 +77,13 @@ class _Clients:
 class _LeftOut(NamedTuple):
     """A table that is not captured, as it was when that was decided; it is considered again once it changes.
 
-    A table whose history is lost is captured again when its folder is removed from storage.
+    A table whose history is lost is captured again when its folder is removed from storage. A table that has
+    ended has no refusal.
     """
 
     table: CapturedTable
     lost: bool = False
+    refusal: Refusal | None = None
 
 
 class Capture:
@@ -180,6 +183,15 @@ class Capture:
         """The tables that are captured here now."""
         return set(self._subscriptions)
 
+    def refusals(self) -> list[Refusal]:
+        """Return the tables of this capture that it cannot capture, and why. Callable from any thread."""
+        left_out = list(self._left_out.items())
+        return [
+            left.refusal
+            for table_id, left in left_out
+            if left.refusal is not None and self._is_mine(table_id)
+        ]
+
     async def stop(self, *, flush: bool = True) -> None:
         """Stop pulling, flush complete changes, give up the tables. Stopping twice is fine."""
         self.store.stop_holding_back()  # else a subscription that waits for a flush could not end
@@ -217,7 +229,12 @@ class Capture:
         await self._wait_for_schemas()
         await asyncio.to_thread(self._names.start)
         self._flight = await asyncio.to_thread(
-            FlightService, self._settings.flight_addr, self.store, self._reader, self._access
+            FlightService,
+            self._settings.flight_addr,
+            self.store,
+            self._reader,
+            self._access,
+            refusals=self.refusals,
         )
         self._live = await self._leases.renew(self.advertised_addr)
         await self._share_tables()
@@ -267,8 +284,8 @@ class Capture:
         """Take the tables that belong to this capture, give up those that do not."""
         known = {table.physical_id: table for table in self._list_candidates()}
         for table in known.values():
-            if table.refused and table.physical_id in self._subscriptions:
-                await self._leave_out(table, table.refused)
+            if table.refused and table.physical_id in self._subscriptions and self._has_all(table):
+                await self._leave_out(table, table.refused, since_ts=self._refused_ts(table))
         self._left_out = {
             table_id: left_out
             for table_id, left_out in self._left_out.items()
@@ -316,7 +333,8 @@ class Capture:
 
     async def _take_table(self, table: CapturedTable) -> None:
         if table.refused and not await asyncio.to_thread(self._names.is_marked, table.physical_id):
-            self._record_left_out(table, table.refused)  # it was never captured, so it needs no manifest
+            # It was never captured, so it needs no manifest.
+            self._record_left_out(table, table.refused, since_ts=self._refused_ts(table))
             return
         if await asyncio.to_thread(is_load_in_progress, self._storage, table.physical_id):
             self._wait_for_load(table)
@@ -325,7 +343,7 @@ class Capture:
         try:
             rows = await asyncio.to_thread(self.store.open_table, table.physical_id)
         except Corrupt as error:
-            await self._leave_out(table, str(error), flush=False)
+            await self._leave_out(table, str(error), since_ts=self.schemas.resolved_ts(), flush=False)
             return
         await asyncio.to_thread(self._names.mark, [table.physical_id])
         if table.dropped_ts and (table.refused or rows.flushed_ts >= table.dropped_ts):
@@ -333,8 +351,8 @@ class Capture:
             await asyncio.to_thread(self.store.close_table, table.physical_id)
             self._left_out[table.physical_id] = _LeftOut(table)
             return
-        if table.refused:  # the log may have changes from before, which are flushed
-            await self._leave_out(table, table.refused)
+        if table.refused and self._has_all(table):  # the log may have changes from before, which are flushed
+            await self._leave_out(table, table.refused, since_ts=self._refused_ts(table))
             return
         if await self._check_history(table, rows.resolved_ts):
             return
@@ -376,7 +394,8 @@ class Capture:
             await asyncio.to_thread(self.store.record_fact, table.physical_id, begun)
         if not 0 < resolved_ts < collected_ts:
             return False
-        await self._leave_out(table, _describe_gap(resolved_ts, collected_ts), lost=True)
+        reason = _describe_gap(resolved_ts, collected_ts)
+        await self._leave_out(table, reason, since_ts=resolved_ts + 1, lost=True)
         return True
 
     def _creation_ts(self, table_id: int) -> int:
@@ -397,8 +416,17 @@ class Capture:
         if holds and rows.table_id in self._subscriptions:
             rows.advance_resolved_ts(ts)
 
+    def _refused_ts(self, table: CapturedTable) -> int:
+        """Return since when the schema of a refused table is one whose rows cannot be kept."""
+        return self.schemas.storable_ts(table.physical_id) + 1
+
+    def _has_all(self, table: CapturedTable) -> bool:
+        """Return whether every change is here that a refused table had before its schema was refused."""
+        rows = self.store.tables().get(table.physical_id)
+        return rows is None or rows.resolved_ts + 1 >= self._refused_ts(table)
+
     async def _leave_out(
-        self, table: CapturedTable, reason: str, *, lost: bool = False, flush: bool = True
+        self, table: CapturedTable, reason: str, *, since_ts: int, lost: bool = False, flush: bool = True
     ) -> None:
         """Give a table up until something about it changes. When that fails, the next round repeats it."""
         table_id = table.physical_id
@@ -408,17 +436,22 @@ class Capture:
         if table_id in self.store.tables():
             await asyncio.to_thread(self._names.end, table)
         await asyncio.to_thread(self.store.close_table, table_id, flush=flush)
-        self._record_left_out(table, reason, lost=lost)
+        self._record_left_out(table, reason, since_ts=since_ts, lost=lost)
 
-    def _record_left_out(self, table: CapturedTable, reason: str, *, lost: bool = False) -> None:
-        """Remember that a table is left out, and log it once."""
-        self._left_out[table.physical_id] = _LeftOut(table, lost)
+    def _record_left_out(
+        self, table: CapturedTable, reason: str, *, since_ts: int, lost: bool = False
+    ) -> None:
+        """Remember that a table is left out, tell it to readers, and log it once."""
+        if lost:
+            reason += "; remove its folder from storage to capture it again"
+        refusal = Refusal(table.physical_id, reason, since_ts)
+        self._left_out[table.physical_id] = _LeftOut(table, lost, refusal)
         _log.error(
             "table left out: its history is lost" if lost else "table left out",
             extra={
                 "table": f"{table.database}.{table.table.name}",
                 "table_id": table.physical_id,
-                "reason": reason + ("; remove its folder from storage to capture it again" if lost else ""),
+                "reason": reason,
             },
         )
 
@@ -426,7 +459,9 @@ class Capture:
         """Drop a table that the store gave up because its rows cannot be kept."""
         table = self._find_table(table_id)
         if table is not None:
-            self._record_left_out(table, str(error))
+            rows = self.store.tables().get(table_id)
+            since_ts = self.schemas.resolved_ts() if rows is None else rows.flushed_ts + 1
+            self._record_left_out(table, str(error), since_ts=since_ts)
         self._drop_lost(table_id)
 
     def _find_table(self, table_id: int) -> CapturedTable | None:
@@ -516,7 +551,8 @@ class Capture:
             self._drop_lost(table_id)
             return
         reason = _describe_gap(resolved_ts, collected_ts)
-        await self._run_apart(table_id, self._leave_out(table, reason, lost=True))
+        leaving = self._leave_out(table, reason, since_ts=resolved_ts + 1, lost=True)
+        await self._run_apart(table_id, leaving)
 
     def _needed_ts(self) -> int | None:
         flushed = [max(_FIRST_TS, rows.flushed_ts) for rows in self.store.tables().values()]

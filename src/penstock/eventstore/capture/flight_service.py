@@ -4,7 +4,7 @@ A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts",
 "handle_from", "handle_to"} (handles in base64). `get_flight_info` takes the same as its command and answers
 with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps. The
 action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that of all tables at
-once, as one list for each timestamp.
+once, as one list for each timestamp, and `refusals` which tables the capture owns and cannot capture.
 
 By the actions `plan_merge` and `commit_merge` others do the merges of a capture: it plans, they write, it
 commits. A plan is handed out under an id and remembered for a while. Only the output of such a plan is
@@ -14,7 +14,7 @@ committed, so that a caller can at worst waste work. `FlightAccess` decides who 
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -33,7 +33,7 @@ from penstock.eventstore.read.flight_client import (
     read_ticket,
     write_ticket,
 )
-from penstock.eventstore.read.partition import CaptureProgress, RangeReader
+from penstock.eventstore.read.partition import CaptureProgress, RangeReader, Refusal
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.upkeep.merge import MergePlan, plan_tree, read_output
 
@@ -124,8 +124,15 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
     """Serves the tables of one event store to callers with access; `close` ends it."""
 
     def __init__(
-        self, addr: str, store: EventStore, reader: RangeReader, access: FlightAccess = OPEN
+        self,
+        addr: str,
+        store: EventStore,
+        reader: RangeReader,
+        access: FlightAccess = OPEN,
+        *,
+        refusals: Callable[[], Sequence[Refusal]] = tuple,
     ) -> None:
+        """`refusals` returns the tables that the capture owns and cannot capture."""
         host, _, port = addr.rpartition(":")
         try:
             super().__init__(f"{access.scheme}://{host}:{port}", **access.server_options())
@@ -136,6 +143,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
             raise Invalid(f"Flight cannot listen on {addr}; {remedy}") from error
         self._store = store
         self._reader = reader
+        self._refusals = refusals
         self._merging = MergeActions(store).actions
         self._closing = False
         self.addr = f"{host}:{self.port}"
@@ -196,6 +204,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         return [
             ("resolved_ts", "Return how far a table can be read, and how far it is in objects."),
             ("progress", "Return the same for all tables."),
+            ("refusals", "Return the tables that the capture owns and cannot capture, and why."),
             *merging,
         ]
 
@@ -207,10 +216,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
                 answer = json.dumps(self._describe(table_id_in(body))).encode()
             elif action.type == "progress":
                 answer = json.dumps(self._progress()).encode()
+            elif action.type == "refusals":
+                answer = json.dumps([asdict(refusal) for refusal in self._refusals()]).encode()
             elif action.type in self._merging:
                 answer = self._merging[action.type][1](body)
             else:
-                known = ", ".join(["resolved_ts", "progress", *self._merging])
+                known = ", ".join(["resolved_ts", "progress", "refusals", *self._merging])
                 raise Invalid(f"there is no action {action.type!r}; there are {known}")
         yield answer
 

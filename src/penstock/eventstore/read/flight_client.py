@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.partition import CaptureProgress, ReadRange, SchemaRange
+from penstock.eventstore.read.partition import CaptureProgress, ReadRange, Refusal, SchemaRange
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.settings import CaptureSettings, TlsSettings
 from penstock.settings.network import is_loopback
@@ -55,6 +55,16 @@ class FlightReader:
             CaptureProgress(**dict(zip(columns, values, strict=True)))
             for values in zip(*columns.values(), strict=True)
         ]
+
+    def refusals(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[Refusal]:
+        """Return the tables that the capture owns and cannot capture; none for a capture of release 0.1.0."""
+        try:
+            answer = self.run_action("refusals", b"", timeout_s=timeout_s)
+        except Invalid as error:
+            if "there is no action" not in str(error):
+                raise
+            return []
+        return [Refusal(**tree) for tree in json.loads(answer)]
 
     def progress(self, table_id: int) -> CaptureProgress:
         """Return how far a table can be read."""

@@ -66,6 +66,18 @@ class CaptureProgress:
     ended_ts: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the capture that owns a physical table cannot capture it, with the remedy.
+
+    Changes that were committed at `since_ts` or later are not captured, at least until the cause is gone.
+    """
+
+    table_id: int
+    reason: str
+    since_ts: int
+
+
 class RangeReader(Protocol):
     """Reads ranges of the tables that a capture owns: in its process, or from elsewhere over Flight.
 

@@ -59,6 +59,7 @@ class TableWatch:
         self._clock = clock
         self._triggers = TriggerRunner(clock=clock)
         self._last_error = ""
+        self._refused: dict[int, str] = {}  # tables that cannot be captured, and why, as it was logged
 
     def close(self) -> None:
         """Call no more triggers."""
@@ -113,8 +114,24 @@ class TableWatch:
         asked = [table_id for table_id in tables if table_id in known and known[table_id].idle]
         self.now_ts = await self._read_time()
         progress = await self._source.read_progress(asked) if asked else {}
-        self.missed.update(table_id for table_id in asked if table_id not in progress)
-        return progress
+        self._note_refusals(asked, progress)
+        readable = {table_id: found for table_id, found in progress.items() if found.readable_ts}
+        self.missed.update(table_id for table_id in asked if table_id not in readable)
+        return readable
+
+    def _note_refusals(self, asked: Collection[int], progress: Mapping[int, ReadableRange]) -> None:
+        """Log once that a table cannot be captured any more: its jobs wait until somebody has helped."""
+        for table_id in asked:
+            refusal = progress[table_id].refusal if table_id in progress else None
+            if refusal is None:
+                self._refused.pop(table_id, None)
+            elif self._refused.get(table_id) != refusal.reason:
+                self._refused[table_id] = refusal.reason
+                jobs = [str(tracked.job.id) for tracked in self._board.tables.get(table_id, ())]
+                _log.warning(
+                    "the table of jobs cannot be captured; they wait",
+                    extra={"table_id": table_id, "jobs": jobs, "reason": refusal.reason},
+                )
 
     async def _read_time(self) -> int | None:
         try:

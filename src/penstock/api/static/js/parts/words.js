@@ -1,6 +1,7 @@
 // States and holders as text with a tone. Tones are good, warn, bad and idle.
 
 import { el } from "../dom.js";
+import { stated } from "../format.js";
 import { routeTo, routeToJob } from "../router.js";
 
 const TONES = {
@@ -30,6 +31,17 @@ export function toneOf(state) {
 
 export function badge(text, tone = toneOf(text)) {
   return el("span", { class: "badge", "data-tone": tone }, text);
+}
+
+/** Whether a table is captured, or why it is not, in two words. */
+export function capturedBadge({ captured, refusal }) {
+  if (refusal) return badge("cannot be captured", "bad");
+  return captured ? badge("captured", "good") : badge("not captured", "bad");
+}
+
+/** Since when and why a table cannot be captured. */
+export function refusedText({ reason, since_time: since }) {
+  return [since ? `Not captured since ${stated(since)}: ` : "Not captured: ", prose(reason)];
 }
 
 /** Whether something holds the object back. */

@@ -18,7 +18,8 @@ export const job = {
   draw(found, screen) {
     return [
       screen.heading(jobButtons(found, screen)),
-      found.error && el("p", { class: "notice error", "data-key": "error" }, prose(found.error)),
+      (found.error || found.lacks_because) &&
+        el("p", { class: "notice error", "data-key": "error" }, prose(found.error || found.lacks_because)),
       verdictOf(found),
       card(
         "Freshness",

@@ -7,7 +7,7 @@ import { timeline } from "../draw/timeline.js";
 import { onOpen, browser, browserActions } from "../parts/browser.js";
 import { card, crumb, facts } from "../parts/pieces.js";
 import { rows } from "../parts/rows.js";
-import { badge } from "../parts/words.js";
+import { capturedBadge, refusedText } from "../parts/words.js";
 import { routeTo } from "../router.js";
 
 export const table = {
@@ -18,7 +18,9 @@ export const table = {
   load: (api, { names }, signal) => api.get(`/tables${pathOf(names[0])}`, {}, { signal }),
   draw(found, screen) {
     return [
-      screen.heading(found.captured ? badge("captured", "good") : badge("not captured", "bad")),
+      screen.heading(capturedBadge(found)),
+      found.refusal &&
+        el("p", { class: "notice error", "data-key": "refusal" }, refusedText(found.refusal)),
       card(
         "Now",
         facts(
@@ -31,7 +33,7 @@ export const table = {
       card("Objects", objects(found, screen.width - (screen.width < 676 ? 26 : 34))),
       card("Changes", browser(found, screen)),
       card("Schema", schemas(found.schemas)),
-    ];
+    ].filter(Boolean);
   },
   onOpen,
   actions: browserActions(),

@@ -5,7 +5,7 @@ import { counted, duration, stated, timeOf } from "../format.js";
 import { filterActions, filtered } from "../parts/filter.js";
 import { notice } from "../parts/pieces.js";
 import { rows } from "../parts/rows.js";
-import { badge, holder, isHeld } from "../parts/words.js";
+import { capturedBadge, holder, isHeld, refusedText } from "../parts/words.js";
 import { routeTo } from "../router.js";
 
 export const tables = {
@@ -41,13 +41,14 @@ const COLUMNS = [
   { label: "Table", kind: "name", cell: ({ table }) => el("a", { href: routeTo("tables", [table]) }, table) },
   {
     label: "State",
-    cell: ({ captured }) => (captured ? badge("captured", "good") : badge("not captured", "bad")),
+    cell: capturedBadge,
   },
   { label: "Lag", kind: "right", cell: ({ lag_s: lag }) => el("span", { class: "number" }, duration(lag)) },
   { label: "Readable up to", cell: (table) => el("span", { class: "number" }, stated(table.readable_time)) },
   { label: "Last change by", cell: ({ changed_ts: ts }) => el("span", { class: "number" }, timeOf(ts)) },
 ];
 
-function below({ held_by: heldBy }) {
+function below({ held_by: heldBy, refusal }) {
+  if (refusal) return el("p", { class: "error" }, refusedText(refusal));
   return isHeld(heldBy) ? el("p", { class: "muted" }, holder(heldBy)) : null;
 }
