@@ -154,9 +154,9 @@ class AlreadyExists(Invalid):
 class StaleRead(PenstockError):
     """Read a snapshot and continue from it: changes can be read after `oldest_ts`, not already after `ts`.
 
-    Either the history before `oldest_ts` is gone. Or, when `replaced` is set, a DDL at `oldest_ts` removed or
-    added rows without a change for each of them: TRUNCATE, DROP or EXCHANGE PARTITION, or another table
-    under the same name.
+    Either the history before `oldest_ts` is gone. Or, when `replaced` is set, a DDL at `oldest_ts` removed,
+    added or rewrote rows without a change for each of them: TRUNCATE, DROP or EXCHANGE PARTITION, MODIFY
+    COLUMN, or another table under the same name.
     """
 
     def __init__(

@@ -59,7 +59,8 @@ def collect_changes(
     Raises Invalid when the timestamps are no range or a column does not exist, and Unavailable when the range
     is not complete yet. Raises StaleRead when history from `from_ts` on is gone, or when rows came or went in
     the range without a change of any row: by TRUNCATE, by a partition that was dropped, truncated, exchanged
-    or reorganized, or by another table under the name. `oldest_ts` is then the last such timestamp.
+    or reorganized, or by another table under the name. So it does when MODIFY COLUMN rewrote a column of
+    every row. `oldest_ts` is then the last such timestamp.
     """
     return ChangesHandle(collect(table, ChangesRange(from_ts, to_ts), ChangeOptions(**options)))
 
@@ -103,18 +104,23 @@ def open_range(table: TableView, from_ts: int, to_ts: int) -> list[PartitionStat
     return fix_range(table, from_ts, to_ts).states
 
 
-def fix_range(table: TableView, from_ts: int, to_ts: int, *, one_set: bool = False) -> FixedRange:
+def fix_range(
+    table: TableView, from_ts: int, to_ts: int, *, one_set: bool = False, across_rewrites: bool = False
+) -> FixedRange:
     """Find the physical tables that hold the changes in (from_ts, to_ts]; from_ts = 0: the rows at to_ts.
 
     They are the physical tables that the table has at to_ts, whenever the view was opened. With `one_set` the
-    range ends before a partition is added. Raises as `collect_changes` does, unless all of them can be read.
+    range ends before a partition is added. Raises as `collect_changes` does, unless all of them can be read;
+    with `across_rewrites` a column that was rewritten does not matter.
     """
     require_range(from_ts, to_ts)
     start = from_ts or to_ts
     states = {partition.table_id: partition.state(from_ts=start) for partition in table.partitions}
     failures: dict[int, Unavailable] = {}
     if not table.fixed:
-        sets = _find_sets(table, list(states.values()), start, to_ts, failures)
+        sets = _find_sets(
+            table, list(states.values()), start, to_ts, failures, across_rewrites=across_rewrites
+        )
         if sets:
             to_ts, ids = first_set(sets, to_ts) if one_set else (to_ts, sets[-1].ids)
             table = _fixed_view(table, ids)
@@ -146,6 +152,8 @@ def _find_sets(
     from_ts: int,
     to_ts: int,
     failures: dict[int, Unavailable],
+    *,
+    across_rewrites: bool,
 ) -> list[PartitionSet]:
     """Return the partition sets of a range, as `partition_sets` does.
 
@@ -162,7 +170,7 @@ def _find_sets(
         known += lives_of(state.table_id, versions, list_known_ends(state))
     lives = merge_lives(known)
     table_id = table.table_id or _table_id(lives, states[0].table_id, to_ts)
-    asked = AskedTable(table.name, table_id, table.named)
+    asked = AskedTable(table.name, table_id, table.named, across_rewrites)
     start = life_at(lives, table_id, from_ts)
     there = start is not None and life_at(lives, table_id, to_ts) is not None
     if table.named and not (there and start is not None and start.is_called(table.name)):

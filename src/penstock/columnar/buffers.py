@@ -1,10 +1,11 @@
-"""Kernels on binary columns: gather, pad and read words without a Python object for each cell."""
+"""Kernels on columns: gather, pad, read words and compare without a Python object for each cell."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -54,3 +55,33 @@ def gather(data: Bytes, start: Ints, end: Ints, valid: Mask) -> pa.Array:
 def validity(valid: Mask) -> pa.Buffer | None:
     """Return Arrow's bitmap for a mask; None when every row is valid."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def equal_cells(one: pa.Array, other: pa.Array) -> Mask:
+    """Return where two columns of one type have the same value, or both have none.
+
+    Floating point numbers are compared by their bits, lists by their elements.
+    """
+    if pa.types.is_list(one.type):
+        same = _equal_lists(one, other)
+    else:
+        same = pc.fill_null(pc.equal(_bits(one), _bits(other)), fill_value=False)
+    neither = pc.and_(one.is_null(), other.is_null())
+    return np.asarray(pc.or_(same, neither).to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _bits(column: pa.Array) -> pa.Array:
+    if pa.types.is_floating(column.type):
+        return column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
+    return column
+
+
+def _equal_lists(one: pa.Array, other: pa.Array) -> pa.Array:
+    """Return where two columns have lists of the same length with the same elements."""
+    same = pc.fill_null(pc.equal(pc.list_value_length(one), pc.list_value_length(other)), fill_value=False)
+    places = np.flatnonzero(same)
+    left, right = one.take(pa.array(places)), other.take(pa.array(places))
+    different = ~equal_cells(left.flatten(), right.flatten())
+    mask = np.array(same)
+    mask[places[pc.list_parent_indices(left).to_numpy()[different]]] = False
+    return pa.array(mask)

@@ -15,7 +15,7 @@ from penstock.eventstore.schema_version import SCHEMA_FACT
 
 FORMAT = 2
 
-ObjectKind = Literal["appendable", "direct", "merged"]
+ObjectKind = Literal["appendable", "direct", "backfill", "merged"]
 Targets = tuple[tuple[str, int], ...]
 """The ids of data objects, each with the number of its rows that are deleted."""
 
@@ -30,8 +30,9 @@ class ObjectInfo:
     """One Parquet object. Every row in it has min_ts <= commit_ts <= max_ts and one schema version.
 
     `appendable` objects of a side never overlap in time. A `direct` object holds rows of a single
-    transaction, whose commit timestamp is `create_ts`. A `merged` object repeats rows of others, for
-    snapshots from `create_ts` on; it is never reported as change.
+    transaction, whose commit timestamp is `create_ts`. A `backfill` object holds updates that change no
+    column that readers see, and a `merged` object repeats rows of others, for snapshots from `create_ts` on;
+    neither is ever reported as change.
     """
 
     id: str
@@ -217,12 +218,21 @@ class ManifestState:
         chosen = [info for info in self.objects.values() if info.side == side and info.is_visible(ts)]
         return sorted(chosen, key=lambda info: (info.create_ts, info.min_ts, info.id))
 
-    def change_objects(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
-        """Return the objects of a side with changes in (from_ts, to_ts], by time, removed ones too."""
+    def change_objects(
+        self, side: Side, from_ts: int, to_ts: int, *, backfills: bool = False
+    ) -> list[ObjectInfo]:
+        """Return the objects of a side with changes in (from_ts, to_ts], by time, removed ones too.
+
+        With `backfills` also those with updates that are no change for readers.
+        """
+        left_out = {"merged"} if backfills else {"merged", "backfill"}
         chosen = [
             info
             for info in self.objects.values()
-            if info.side == side and info.kind != "merged" and info.min_ts <= to_ts and info.max_ts > from_ts
+            if info.side == side
+            and info.kind not in left_out
+            and info.min_ts <= to_ts
+            and info.max_ts > from_ts
         ]
         return sorted(chosen, key=lambda info: (info.min_ts, info.max_ts, info.seq, info.id))
 

@@ -87,6 +87,22 @@ def cut_at_changes(
     return list(zip(starts, [*starts[1:], to_ts], versions, strict=True))
 
 
+def rewritten_columns(before: TableInfo, after: TableInfo) -> list[ColumnInfo]:
+    """Return the columns of a version that took the place of others, which the version before had.
+
+    Rows have their values without a change for readers: MODIFY COLUMN wrote them before.
+    """
+    hidden = {column.id for column in before.columns if column.replaces_another}
+    seen = {column.name.lower(): column.id for column in before.stored_columns}
+    ids = set(seen.values())
+    # Of versions that the cluster has collected, only the name that another column has now is left.
+    return [
+        column
+        for column in after.stored_columns
+        if column.id in hidden or (column.id not in ids and column.name.lower() in seen)
+    ]
+
+
 class Projection:
     """Takes columns of `new`, and system columns, out of rows of `old`.
 

@@ -13,8 +13,11 @@ in place of the old one later. Readers see the columns of their table (`side_sch
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.columnar.buffers import Mask, equal_cells
 from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
 from penstock.tables.arrow import arrow_field, arrow_name, arrow_schema
@@ -120,6 +123,34 @@ def decode_side(
         rows, places = decoder.decode_old(raw, table, columns)
         decoded = _tombstones(raw, table, rows, places, _system(raw))
     return decoded.select([name for name in decoded.schema.names if name in names])
+
+
+def find_backfills(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> Mask:
+    """Return which changes of one schema version write nothing but values that readers do not see.
+
+    While a column is rewritten, TiDB updates every row to add the new value. For readers such an update is no
+    change: no column that they see gets another value. In other versions every update is a change.
+    """
+    found = np.zeros(raw.num_rows, np.bool_)
+    if not table.is_rewriting:
+        return found
+    both = pc.and_(raw.column("value").is_valid(), raw.column("old_value").is_valid()).to_numpy(
+        zero_copy_only=False
+    )
+    updates = raw.filter(pa.array(both))
+    new, places = decoder.decode_new(updates, table, table.stored_columns)
+    old, _ = decoder.decode_old(updates, table, table.stored_columns)
+    same = np.ones(new.num_rows, np.bool_)
+    for before, after in zip(old.columns, new.columns, strict=True):
+        same &= equal_cells(before, after)
+    found[np.flatnonzero(both)[places.to_numpy()[same]]] = True
+    return found
+
+
+def drop_backfills(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -> pa.RecordBatch:
+    """Return the changes of one schema version without those that are none for readers."""
+    backfills = find_backfills(raw, table, decoder)
+    return raw.filter(pa.array(~backfills)) if backfills.any() else raw
 
 
 def _system(raw: pa.RecordBatch) -> list[pa.Array]:

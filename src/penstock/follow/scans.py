@@ -62,16 +62,20 @@ def change_options(view: TableView, scan: TableScan, columns: Collection[str] | 
     also gets the deletes that undo it (`replay`).
     """
     options = ChangeOptionsArgs(replay=True, skip_deletes=True)
-    if columns is not None:
-        options["columns"] = _names_in_range(view, scan, columns)
+    options["columns"] = _names_in_range(view, scan, columns)
     return options
 
 
-def _names_in_range(view: TableView, scan: TableScan, columns: Collection[str]) -> Sequence[str]:
-    """Return every name that the columns had in the range: they may have been renamed."""
+def _names_in_range(
+    view: TableView, scan: TableScan, columns: Collection[str] | None
+) -> Sequence[str] | None:
+    """Return every name that the columns had in the range; None: all that readers see.
+
+    They may have been renamed, or rows had their values before readers saw them.
+    """
     wanted: list[str] = choose_columns(scan.schema.table, columns).names
     if scan.snapshot or scan.schema.since_ts <= scan.from_ts + 1:
-        return wanted
+        return None if columns is None else wanted
     states = open_range(view, scan.from_ts, scan.to_ts)
     versions = [schema for _, _, schema in schema_parts(states, scan.from_ts, scan.to_ts)]
     return sorted(list_read_columns(versions, scan.schema, wanted))

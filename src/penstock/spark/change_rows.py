@@ -6,6 +6,7 @@ because its table does not have the declared columns any more. Both are pure.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ import pyarrow.compute as pc
 
 from penstock.changes import ChangeBatch
 from penstock.clock import LOGICAL_BITS
-from penstock.errors import Invalid
-from penstock.eventstore.schema_version import Projection, SchemaVersion
+from penstock.errors import Invalid, StaleRead
+from penstock.eventstore.schema_version import Projection, SchemaVersion, rewritten_columns
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE
 from penstock.tables.arrow import arrow_name, arrow_type
 from penstock.tables.schema import TableInfo
@@ -81,6 +82,22 @@ class ChangeRows:
         )
         system = [HANDLE] if HANDLE in self._names else []
         return tuple(dict.fromkeys([*stored, *system, START_TS, UPDATE]))
+
+    def require_not_rewritten(self, versions: Sequence[SchemaVersion], name: str, from_ts: int) -> None:
+        """Raise StaleRead when one of the columns was rewritten between two of a range's versions.
+
+        Changes from before do not have the values that the column shows now.
+        """
+        wanted = {self._table.column(name).id for name in self._names if name not in _SYSTEM}
+        for before, after in reversed(list(pairwise(versions))):
+            if any(column.id in wanted for column in rewritten_columns(before.table, after.table)):
+                raise StaleRead(
+                    name,
+                    from_ts,
+                    oldest_ts=after.since_ts,
+                    replaced=True,
+                    remedy="read the changes up to the version before it and those from it on apart",
+                )
 
     def of(self, batch: ChangeBatch) -> pa.RecordBatch:
         """Return the rows of a batch, ordered by commit and start of their transactions.
@@ -202,13 +219,16 @@ def feed_parts(
     idle.
 
     The parts depend on what is flushed when they are planned; the rows of all parts together do not. Raises
-    what `plan_changes` raises.
+    what `plan_changes` raises; StaleRead for a rewritten column only if `rows` has it and the range has
+    changes from before.
     """
     from penstock.changes import plan_changes
     from penstock.changes.collect import fix_range, schema_parts
 
-    view, states, _ = fix_range(view, from_ts, to_ts)
-    versions = [schema.table for _, _, schema in schema_parts(states, from_ts or to_ts - 1, to_ts)]
+    view, states, _ = fix_range(view, from_ts, to_ts, across_rewrites=True)
+    in_range = [schema for _, _, schema in schema_parts(states, from_ts or to_ts - 1, to_ts)]
+    versions = [schema.table for schema in in_range]
+    rows.require_not_rewritten(in_range, view.name, from_ts)
     planned = plan_changes(
         view,
         from_ts,

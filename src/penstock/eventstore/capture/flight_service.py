@@ -1,10 +1,11 @@
 """Arrow Flight: the tables of a capture, for readers on other machines.
 
 A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts", "to_ts", "side", "columns",
-"handle_from", "handle_to"} (handles in base64). `get_flight_info` takes the same as its command and answers
-with a ticket for each part that has one schema. `list_flights` names the tables with their timestamps. The
-action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that of all tables at
-once, as one list for each timestamp, and `refusals` which tables the capture owns and cannot capture.
+"handle_from", "handle_to", "backfills"} (handles in base64). `get_flight_info` takes the same as its command
+and answers with a ticket for each part that has one schema. `list_flights` names the tables with their
+timestamps. The action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that
+of all tables at once, as one list for each timestamp, and `refusals` which tables the capture owns and cannot
+capture.
 
 By the actions `plan_merge` and `commit_merge` others do the merges of a capture: it plans, they write, it
 commits. A plan is handed out under an id and remembered for a while. Only the output of such a plan is

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.paths import Side
 from penstock.eventstore.read.blocks import select_handles
 from penstock.eventstore.read.partition import (
     CaptureProgress,
@@ -23,7 +22,7 @@ from penstock.eventstore.read.partition import (
 )
 from penstock.eventstore.read.streams import list_old, merge_streams, open_streams, select_schema
 from penstock.eventstore.schema_version import SchemaVersion, cut_at_changes, schemas_in, versions_in_force
-from penstock.eventstore.sides import HANDLE, decode_side
+from penstock.eventstore.sides import HANDLE, decode_side, drop_backfills
 from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder
 
@@ -114,7 +113,7 @@ class Reader:
                 yield from self._read_flushed(state, replace(wanted, from_ts=at, to_ts=upto), version, shown)
             else:
                 upto = wanted.to_ts
-                with closing(self._decode_held(held, version, wanted.side, shown)) as batches:
+                with closing(self._decode_held(held, version, wanted, shown)) as batches:
                     for batch in batches:
                         inside = select_handles(batch, wanted.handle_from, wanted.handle_to)
                         if inside.num_rows:
@@ -149,6 +148,7 @@ class Reader:
             handle_from=wanted.handle_from,
             handle_to=wanted.handle_to,
             schema=version,
+            backfills=wanted.backfills,
         )
         return merge_streams(streams, _BATCH_ROWS)
 
@@ -156,10 +156,11 @@ class Reader:
         self,
         held: Generator[pa.RecordBatch, None, None],
         version: SchemaVersion,
-        side: Side,
+        wanted: ReadRange,
         shown: pa.Schema,
     ) -> Generator[pa.RecordBatch, None, None]:
         names = {*shown.names, *(list_old(shown) or ()), HANDLE}
         with closing(held):
             for raw in held:
-                yield decode_side(raw, version.table, self._decoder, side, names)
+                rows = raw if wanted.backfills else drop_backfills(raw, version.table, self._decoder)
+                yield decode_side(rows, version.table, self._decoder, wanted.side, names)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
+from penstock.columnar.spill_queue import SpillTable
 from penstock.eventstore import paths
 from penstock.eventstore.log.rows import count_before, times
 from penstock.eventstore.manifest import ObjectInfo, ObjectKind
@@ -30,9 +31,18 @@ from penstock.eventstore.objects.row_ids import (
 )
 from penstock.eventstore.paths import Side
 from penstock.eventstore.schema_version import SchemaVersion, versions_in_force
-from penstock.eventstore.sides import COMMIT_TS, HANDLE, OBJECT, OFFSET, decode_sides, stored_side_schema
+from penstock.eventstore.sides import (
+    COMMIT_TS,
+    HANDLE,
+    OBJECT,
+    OFFSET,
+    decode_sides,
+    find_backfills,
+    stored_side_schema,
+)
 from penstock.object_storage import ObjectStorage
 from penstock.tables.decoding.decoder import RowDecoder
+from penstock.tables.raw import RAW_SCHEMA
 
 OBJECT_ROWS = 8 * TOMBSTONE_GROUP_ROWS
 OBJECT_BYTES = 16 * 1024 * 1024
@@ -92,16 +102,21 @@ class Built:
 
 @dataclass(slots=True)
 class _Part:
-    """The rows of a chunk that have one schema version."""
+    """The rows of a chunk that have one schema version and go into objects of one kind."""
 
     schema: SchemaVersion
+    kind: ObjectKind
     data: ObjectWriter
     tombstones: list[pa.RecordBatch] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Makes the objects of flushes."""
+    """Makes the objects of flushes.
+
+    Updates that are no change for readers (`find_backfills`) go into objects of their own, which only
+    snapshots read.
+    """
 
     storage: ObjectStorage
     decoder: RowDecoder
@@ -113,31 +128,38 @@ class Build:
     ) -> Built:
         """Write the objects of many commits. Their tombstones, and all handles, are held in memory."""
         made: list[ObjectInfo | None] = []
-        parts: list[_Part] = []
-        written: list[pa.RecordBatch] = []
+        parts: dict[tuple[int, ObjectKind], _Part] = {}
+        written: dict[tuple[int, ObjectKind], list[pa.RecordBatch]] = {}
         last_ts = 0
         with ExitStack() as stack:
             for batch in ordered:
                 last_ts = int(times(batch)[-1])
-                for schema, rows in divide_by_version(batch, versions):
-                    if not parts or parts[-1].schema is not schema:
-                        writer = stack.enter_context(self._writer(table_id, schema, "data", "appendable"))
-                        parts.append(_Part(schema, writer))
-                    sides = decode_sides(rows, schema.table, self.decoder)
-                    parts[-1].data.write(sides.data)
-                    parts[-1].tombstones.append(sides.tombstone)
-                    written.append(sides.data.select([HANDLE, COMMIT_TS]))
-            made += [part.data.finish() for part in parts]
-        places = Places([part.data.id for part in parts], [part.data.rows for part in parts])
+                for schema, of_version in divide_by_version(batch, versions):
+                    for kind, rows in self._divide_by_kind(of_version, schema, "appendable"):
+                        key = schema.since_ts, kind
+                        if key not in parts:
+                            writer = stack.enter_context(self._writer(table_id, schema, "data", kind))
+                            parts[key], written[key] = _Part(schema, kind, writer), []
+                        sides = decode_sides(rows, schema.table, self.decoder)
+                        parts[key].data.write(sides.data)
+                        parts[key].tombstones.append(sides.tombstone)
+                        written[key].append(sides.data.select([HANDLE, COMMIT_TS]))
+            made += [part.data.finish() for part in parts.values()]
+        places = Places(
+            [part.data.id for part in parts.values()], [part.data.rows for part in parts.values()]
+        )
         ids, moves = _row_ids(
-            written, [tombstone for part in parts for tombstone in part.tombstones], places, find
+            [batch for batches in written.values() for batch in batches],
+            [tombstone for part in parts.values() for tombstone in part.tombstones],
+            places,
+            find,
         )
         at = 0
-        for part in parts:
+        for part in parts.values():
             for group in divide_tombstones(part.tombstones, within_commit=False):
                 rows = sum(batch.num_rows for batch in group)
                 made.append(
-                    self._write_tombstones(table_id, part.schema, "appendable", group, ids.part(at, rows))
+                    self._write_tombstones(table_id, part.schema, part.kind, group, ids.part(at, rows))
                 )
                 at += rows
         return Built([info for info in made if info is not None], last_ts, moves)
@@ -150,18 +172,62 @@ class Build:
         Takes the memory of a tombstone object and of a row group. A handle occurs once, so every row that is
         ended existed before.
         """
-        made: list[ObjectInfo | None] = []
+        made: list[ObjectInfo] = []
         commit_ts = 0
         for (commit_ts, _), batches in groupby(_by_transaction(ordered), key=_transaction):
             schema = versions_in_force(versions, commit_ts - 1, commit_ts)[-1]
-            with self._writer(table_id, schema, "data", "direct") as data:
-                ended = self._write_data(data, schema, batches)
-                for group in divide_tombstones(ended, within_commit=True):
-                    data.end_group()  # else both sides would be in memory at the same time
-                    ids = find(pa.concat_arrays([batch.column(HANDLE) for batch in group]))
-                    made.append(self._write_tombstones(table_id, schema, "direct", group, ids))
-                made.append(data.finish())
-        return Built([info for info in made if info is not None], commit_ts, None)
+            aside = SpillTable(RAW_SCHEMA, self.scratch / f"{self.clock.unique_id()}.arrow")
+            try:
+                changes = self._set_backfills_aside(batches, schema, aside)
+                made += self._write_transaction(table_id, schema, "direct", changes, find)
+                backfills = aside.finish().to_batches()
+                made += self._write_transaction(table_id, schema, "backfill", backfills, find)
+            except BaseException:
+                aside.discard()
+                raise
+        return Built(made, commit_ts, None)
+
+    def _divide_by_kind(
+        self, rows: pa.RecordBatch, schema: SchemaVersion, kind: ObjectKind
+    ) -> Iterator[tuple[ObjectKind, pa.RecordBatch]]:
+        """Divide rows of one schema version into changes, of the given kind, and backfills."""
+        backfills = find_backfills(rows, schema.table, self.decoder)
+        if not backfills.any():
+            yield kind, rows
+            return
+        if not backfills.all():
+            yield kind, rows.filter(pa.array(~backfills))
+        yield "backfill", rows.filter(pa.array(backfills))
+
+    def _set_backfills_aside(
+        self, batches: Iterable[pa.RecordBatch], schema: SchemaVersion, aside: SpillTable
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of a transaction; put its backfills aside."""
+        for batch in batches:
+            for kind, rows in self._divide_by_kind(batch, schema, "direct"):
+                if kind == "direct":
+                    yield rows
+                else:
+                    aside.add(rows)
+
+    def _write_transaction(
+        self,
+        table_id: int,
+        schema: SchemaVersion,
+        kind: ObjectKind,
+        batches: Iterable[pa.RecordBatch],
+        find: Find,
+    ) -> list[ObjectInfo]:
+        """Write rows of one transaction, which are in order."""
+        made: list[ObjectInfo | None] = []
+        with self._writer(table_id, schema, "data", kind) as data:
+            ended = self._write_data(data, schema, batches)
+            for group in divide_tombstones(ended, within_commit=True):
+                data.end_group()  # else both sides would be in memory at the same time
+                ids = find(pa.concat_arrays([batch.column(HANDLE) for batch in group]))
+                made.append(self._write_tombstones(table_id, schema, kind, group, ids))
+            made.append(data.finish())
+        return [info for info in made if info is not None]
 
     def _write_data(
         self, data: ObjectWriter, schema: SchemaVersion, batches: Iterable[pa.RecordBatch]

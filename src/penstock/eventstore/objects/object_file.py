@@ -25,7 +25,7 @@ from penstock.object_storage import ObjectStorage
 ROW_GROUP_ROWS = 128 * 1024
 TOMBSTONE_GROUP_ROWS = 32 * 1024  # few, so that the deletions of one data object are read with few others
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow; rows or bytes end a row group, whichever is reached first
-OBJECT_FORMAT = "2"
+OBJECT_FORMAT = "3"
 TARGETS_MAX = 256
 
 

@@ -20,7 +20,7 @@ _INTEGER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Rows of one side in the order of their commits: their handles and commit timestamps."""
+    """Rows of one side: their handles and commit timestamps."""
 
     handles: pa.Array
     commit_ts: Ints
@@ -54,7 +54,10 @@ def match_tombstones(written: Events, ended: Events) -> Matches:
     count = len(ended.commit_ts)
     if not count + len(written.commit_ts):
         return Matches(*(np.empty(0, np.int64) for _ in range(3)))
-    by_time = _in_time(written.commit_ts, ended.commit_ts)
+    # Both sides are in the order of commits, unless some of their rows went into objects of another kind.
+    rows, tombstones = _order(written.commit_ts), _order(ended.commit_ts)
+    by_time = _in_time(written.commit_ts[rows], ended.commit_ts[tombstones])
+    by_time = np.concatenate((tombstones, count + rows))[by_time]
     keys = as_sort_keys(pa.concat_arrays([ended.handles, written.handles]))[by_time]
     order = np.argsort(keys, kind="stable")
     events, keys = (
@@ -69,6 +72,11 @@ def match_tombstones(written: Events, ended: Events) -> Matches:
     ends[events[tombstone]] = found[tombstone]
     last = events[~np.concatenate((same[1:], [False]))]
     return Matches(ends, live=last[last >= count] - count, gone=last[last < count])
+
+
+def _order(commit_ts: Ints) -> Ints:
+    in_order = bool((commit_ts[1:] >= commit_ts[:-1]).all())
+    return np.arange(len(commit_ts)) if in_order else np.argsort(commit_ts, kind="stable")
 
 
 def _in_time(written: Ints, ended: Ints) -> Ints:

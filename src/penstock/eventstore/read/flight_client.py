@@ -173,7 +173,7 @@ CORRUPT = b"penstock.corrupt"  # marks an internal error as damage
 STALE = b"penstock.stale "  # marks an internal error as history that is gone; its details follow as JSON
 
 
-_RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to"}
+_RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to", "backfills"}
 
 
 def write_ticket(wanted: ReadRange) -> bytes:
@@ -186,6 +186,7 @@ def write_ticket(wanted: ReadRange) -> bytes:
         "columns": list(wanted.columns),
         "handle_from": base64.b64encode(wanted.handle_from).decode(),
         "handle_to": base64.b64encode(wanted.handle_to).decode(),
+        "backfills": wanted.backfills,
     }
     return json.dumps(tree, separators=(",", ":")).encode()
 
@@ -203,6 +204,7 @@ def read_ticket(ticket: bytes) -> ReadRange:
             columns=tuple(tree.get("columns", ())),
             handle_from=base64.b64decode(tree.get("handle_from", ""), validate=True),
             handle_to=base64.b64decode(tree.get("handle_to", ""), validate=True),
+            backfills=bool(tree.get("backfills", False)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Invalid("the ticket is no range; it needs table_id, from_ts and to_ts as JSON") from error

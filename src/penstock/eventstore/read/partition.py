@@ -30,7 +30,10 @@ from penstock.object_storage import ObjectStorage, StorageRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRange:
-    """Changes of one side in (from_ts, to_ts], of rows in [handle_from, handle_to) (b"": no bound)."""
+    """Changes of one side in (from_ts, to_ts], of rows in [handle_from, handle_to) (b"": no bound).
+
+    With `backfills` they include updates that change no column that readers see; snapshots need their rows.
+    """
 
     table_id: int
     from_ts: int
@@ -39,6 +42,7 @@ class ReadRange:
     columns: tuple[str, ...] = ()  # none: all
     handle_from: bytes = b""
     handle_to: bytes = b""
+    backfills: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +272,15 @@ class PartitionState:
         assert ts >= self.history_from, "the state was loaded without the history of that time"
         return self.manifest.visible_objects(side, ts)
 
-    def change_objects(self, side: Side, from_ts: int, to_ts: int) -> list[ObjectInfo]:
-        """Return the objects of a side that report changes in (from_ts, to_ts], by time."""
+    def change_objects(
+        self, side: Side, from_ts: int, to_ts: int, *, backfills: bool = False
+    ) -> list[ObjectInfo]:
+        """Return the objects of a side that report changes in (from_ts, to_ts], by time.
+
+        With `backfills` also those with updates that are no change for readers.
+        """
         assert from_ts >= self.history_from, "the state was loaded without the history of that time"
-        return self.manifest.change_objects(side, from_ts, to_ts)
+        return self.manifest.change_objects(side, from_ts, to_ts, backfills=backfills)
 
     def reading(self, ts: int) -> AbstractContextManager[None]:
         """Turn a missing object into StaleRead when history from `ts` on is gone; see `reading_history`."""

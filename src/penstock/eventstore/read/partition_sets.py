@@ -2,7 +2,8 @@
 
 TRUNCATE TABLE, TRUNCATE / DROP / EXCHANGE / REORGANIZE PARTITION and another table under the same name remove
 rows, or bring rows, without a change of any row. They all show in the physical ids: an id goes, or one comes
-that had rows before. A range with such a moment cannot be read as changes; a snapshot at that moment can be
+that had rows before. MODIFY COLUMN may give every row another value without a change of any row: then a
+column has another id. A range with such a moment cannot be read as changes; a snapshot at that moment can be
 read, and the changes after it. A partition that is added begins empty, and so does a new table.
 """
 
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.clock import TS_MAX
 from penstock.errors import StaleRead
-from penstock.eventstore.schema_version import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion, rewritten_columns
 
 
 class Life(NamedTuple):
@@ -52,6 +53,7 @@ class AskedTable(NamedTuple):
     name: str
     table_id: int
     named: bool = True
+    across_rewrites: bool = False  # the reader looks for rewritten columns itself
 
 
 def lives_of(physical_id: int, versions: Iterable[SchemaVersion], ended: Collection[int]) -> list[Life]:
@@ -129,7 +131,7 @@ def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
     if start is None and not asked.named and after and after[0].ids != (asked.table_id,):
         # A reader that follows a table by its id has read it before, with other partitions than these.
         raise StaleRead(asked.name, from_ts, oldest_ts=after[-1].since_ts, replaced=True)
-    _require_unbroken(asked.name, lives, start, after, from_ts)
+    _require_unbroken(asked, lives, start, after, from_ts)
     if start is None and not after:
         return []  # it was dropped before the range
     first = start or after[0]
@@ -137,22 +139,28 @@ def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
 
 
 def _require_unbroken(
-    name: str, lives: Sequence[Life], start: Life | None, after: Sequence[Life], from_ts: int
+    asked: AskedTable, lives: Sequence[Life], start: Life | None, after: Sequence[Life], from_ts: int
 ) -> None:
-    """Raise StaleRead when rows came or went with a physical table after `from_ts`."""
+    """Raise StaleRead when rows came or went with a physical table after `from_ts`, or were rewritten."""
     base: set[int] = set() if start is None else set(start.ids)
     before, broken, last_ts = base, False, 0
+    previous = start
     for life in after:
         now = set(life.ids)
         brought = any(
             other.since_ts < life.since_ts and not now.isdisjoint(set(other.ids) - before) for other in lives
         )
-        if brought or not before <= now:
+        rewritten = (
+            previous is not None
+            and not asked.across_rewrites
+            and bool(rewritten_columns(previous.schema.table, life.schema.table))
+        )
+        if brought or rewritten or not before <= now:
             last_ts = life.since_ts
-        broken = broken or brought or not base <= now
-        before = now
+        broken = broken or brought or rewritten or not base <= now
+        before, previous = now, life
     if broken:
-        raise StaleRead(name, from_ts, oldest_ts=last_ts, replaced=True)
+        raise StaleRead(asked.name, from_ts, oldest_ts=last_ts, replaced=True)
 
 
 def _naming_ts(mine: Sequence[Life], name: str) -> int:

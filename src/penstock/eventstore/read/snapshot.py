@@ -118,6 +118,7 @@ class SnapshotPartition:
             to_ts=self.ts,
             handle_from=low,
             handle_to=high,
+            backfills=True,
         )
         try:
             return Unflushed.load(self.partition.rows, wanted)

@@ -1,7 +1,7 @@
 """Ordered streams of one side of a table's changes, their merge, and reading ahead.
 
-A partition has up to three streams: of appendable objects, of direct objects, and of rows that are not in
-objects yet. Each is in order; a transaction is in a single one. Rows pass as slices of Arrow batches.
+A partition has up to three streams of changes: of appendable objects, of direct objects, and of rows that are
+not in objects yet. Each is in order; a transaction is in a single one. Rows pass as slices of Arrow batches.
 """
 
 import os
@@ -156,13 +156,15 @@ def open_streams(
     handle_to: bytes = b"",
     schema: SchemaVersion | None = None,
     with_partition: bool = False,
+    backfills: bool = False,
 ) -> list[ChangeStream]:
     """Open the streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
 
     Their batches have exactly `columns` (None: every column of the side), and with `with_partition` the
-    state's id in PARTITION; `_old` has `old_columns`, or one column if that names none. Streams without rows
-    are left out. Raises Invalid when the schema changes within the range or has no such column, Unavailable
-    when nobody has the newest rows. The range must have passed `check_range`.
+    state's id in PARTITION; `_old` has `old_columns`, or one column if that names none. With `backfills` they
+    include updates that are no change for readers. Streams without rows are left out. Raises Invalid when the
+    schema changes within the range or has no such column, Unavailable when nobody has the newest rows. The
+    range must have passed `check_range`.
     """
     version = schema or _only_schema(state, from_ts, to_ts)
     shown = select_schema(version, side, columns, old_columns)
@@ -175,8 +177,8 @@ def open_streams(
         handle_from=handle_from,
         handle_to=handle_to,
     )
-    found = state.change_objects(side, from_ts, min(to_ts, state.flushed_ts))
-    kinds: tuple[ObjectKind, ...] = ("appendable", "direct")
+    found = state.change_objects(side, from_ts, min(to_ts, state.flushed_ts), backfills=backfills)
+    kinds: tuple[ObjectKind, ...] = ("appendable", "direct", "backfill")
     by_kind = ([info for info in found if info.kind == kind] for kind in kinds)
     partition = state.table_id if with_partition else None
     streams = [object_stream(state, reader, objects, partition) for objects in by_kind if objects]
@@ -195,6 +197,7 @@ def open_streams(
             columns=tuple(dict.fromkeys([*shown.names, *hidden, COMMIT_TS, START_TS])),
             handle_from=handle_from,
             handle_to=handle_to,
+            backfills=backfills,
         )
         streams.append(memory_stream(state.rows, wanted, shown, partition))
     return streams
