@@ -14,6 +14,7 @@ TABLES: dict[str, TableInfo] = {
     "composite": define_table("items", [_ID, ("part", "varchar(8)"), _TEXT], primary_key=["part", "id"]),
     "not clustered": define_table("items", [_ID, _TEXT], primary_key=["id"], clustered=False),
     "no key": define_table("items", [_ID, _TEXT]),
+    "unique": define_table("items", [("id", "bigint primary key"), _TEXT, ("code", "bigint unique")]),
 }
 """By kind of key; every one has a number `id` and a text `name`."""
 

@@ -16,7 +16,6 @@ from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.slices import Position, TableSpan
 from penstock.follow.source import SliceSource
-from penstock.tables.schema import HandleKind
 
 _SLICE_LIMIT = ReadLimit(nbytes=64 * 1024 * 1024)
 _REPAIRS_MAX = 16
@@ -171,13 +170,14 @@ class _Resumption:
         return [record for record in stored if record.span.table_id in tables] + added
 
     async def _split_points(self, new: Iterable[SchemaVersion], ts: int) -> dict[int, list[bytes]]:
-        """Return where to divide each table. Tables whose rows can change their handles stay whole.
+        """Return where to divide each table. Tables with unique keys beside their handle stay whole.
 
-        Such a row would move from one dispatcher to another.
+        A value of such a key could go from a row of one dispatcher to a row of another, whose files have no
+        order between them.
         """
         if not self.options.split_rows:
             return {}
-        fixed = [schema for schema in new if schema.table.is_base_table and not _rows_move(schema)]
+        fixed = [schema for schema in new if schema.table.is_base_table and not schema.table.unique_keys]
         table_ids = [table_id for schema in fixed for table_id in schema.table.physical_ids]
         while not await self._is_readable(table_ids, ts):
             await self.clock.sleep(_POLL_S)
@@ -227,7 +227,3 @@ class _Resumption:
                 return file.dispatcher_id, await asyncio.to_thread(self.files.repair, file)
 
         return await asyncio.gather(*map(repair, pending))
-
-
-def _rows_move(schema: SchemaVersion) -> bool:
-    return schema.table.handle_kind is HandleKind.ROWID and bool(schema.table.primary_key)

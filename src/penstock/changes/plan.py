@@ -224,12 +224,13 @@ def plan_changes(
     to_ts: int,
     *,
     partition_rows: int = PARTITION_ROWS,
+    divide_commits: bool = True,
     **options: Unpack[ChangeOptionsArgs],
 ) -> list[ChangesPartition]:
     """Divide the changes that `collect_changes` gives into parts of about `partition_rows` rows, by time.
 
-    Only a single commit-ts that has more rows is divided by handles. Changes that are not flushed yet have
-    parts of their own. Raises as `collect_changes` does.
+    Only a single commit-ts that has more rows is divided by handles, if `divide_commits` allows it. Changes
+    that are not flushed yet have parts of their own. Raises as `collect_changes` does.
     """
     if partition_rows < 1:
         raise Invalid(f"partition_rows is {partition_rows}; a partition needs at least one row")
@@ -237,7 +238,7 @@ def plan_changes(
     table, states, _ = fix_range(table, from_ts, to_ts)
     if not from_ts:
         return _plan_snapshot(table, states, to_ts, partition_rows, chosen)
-    return _TailPlan(table, states, from_ts, to_ts, partition_rows, chosen).parts()
+    return _TailPlan(table, states, from_ts, to_ts, partition_rows, chosen, divide_commits).parts()
 
 
 def _plan_snapshot(
@@ -278,12 +279,15 @@ class _TailPlan:
     to_ts: int
     partition_rows: int
     options: ChangeOptions
+    divide_commits: bool
 
     def parts(self) -> list[ChangesPartition]:
         tables = [schema.table for _, _, schema in schema_parts(self.states, self.from_ts, self.to_ts)]
         check_columns(tables, self.options)
         # When a key moves from one row to another, both rows must be in the same part.
-        by_handle = not any(ReadColumns.of(table, self.options).keys_move for table in tables)
+        by_handle = self.divide_commits and not any(
+            ReadColumns.of(table, self.options).keys_move for table in tables
+        )
         return [part for split in self._splits() for part in self._divide(split, by_handle=by_handle)]
 
     def _splits(self) -> list[Split]:

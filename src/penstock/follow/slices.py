@@ -8,6 +8,7 @@ objects.
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import total_ordering
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
@@ -29,18 +30,31 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
 
 
+class Phase(IntEnum):
+    """What a position inside a commit counts.
+
+    ROWS: all changes of a row at once. A table whose unique keys can go from one row to another has the
+    deletes of a commit first: DELETES counts these, and REST what follows when all of them are done.
+    """
+
+    ROWS = 0
+    DELETES = 1
+    REST = 2
+
+
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Position:
     """How far a dispatcher's changes are done: all up to `ts`; with a handle, at `ts` only the rows before
-    it.
+    it, as the phase says.
 
-    Changes are ordered by (commit_ts, handle), and so is a snapshot, whose rows all count as committed at its
-    timestamp: `Position(ts, b"")` is the beginning of the snapshot at ts, and `Position(ts)` its end.
+    Changes are ordered by (commit_ts, phase, handle), and so is a snapshot, whose rows all count as committed
+    at its timestamp: `Position(ts, b"")` is the beginning of the snapshot at ts, and `Position(ts)` its end.
     """
 
     ts: int
     handle: bytes | None = None
+    phase: Phase = Phase.ROWS
 
     @property
     def checkpoint_ts(self) -> int:
@@ -51,19 +65,26 @@ class Position:
         return self._order < other._order
 
     @property
-    def _order(self) -> tuple[int, bool, bytes]:
-        return self.ts, self.handle is None, self.handle or b""
+    def _order(self) -> tuple[int, bool, Phase, bytes]:
+        return self.ts, self.handle is None, self.phase, self.handle or b""
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as it is stored; `from_json` reads it."""
-        return {"ts": self.ts} if self.handle is None else {"ts": self.ts, "handle": self.handle.hex()}
+        if self.handle is None:
+            return {"ts": self.ts}
+        phase = {"phase": int(self.phase)} if self.phase else {}
+        return {"ts": self.ts, "handle": self.handle.hex(), **phase}
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> Self:
         """Read what `to_json` returned; raise Corrupt when `tree` is something else."""
         try:
             handle = tree.get("handle")
-            return cls(int(tree["ts"]), None if handle is None else bytes.fromhex(handle))
+            return cls(
+                int(tree["ts"]),
+                None if handle is None else bytes.fromhex(handle),
+                Phase(tree.get("phase", Phase.ROWS)),
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt("a position has no timestamp or a damaged handle") from error
 
@@ -95,8 +116,8 @@ class TableSpan:
 class Slice:
     """The changes of one dispatcher after `start` up to `end`, which have one schema version.
 
-    The parts are in order, and each is encoded by itself. The first may contain rows up to `start`: the
-    encoder leaves them out. Can be pickled. `rows` and `nbytes` are estimates.
+    The parts are in order, and each is encoded by itself. They may contain rows up to `start` and after
+    `end`: the encoder leaves them out. Can be pickled. `rows` and `nbytes` are estimates.
     """
 
     dispatcher: TableSpan
@@ -203,7 +224,9 @@ class _SlicePlan:
         rows, nbytes = counts.weigh(end_ts)
         parts: list[ChangesPartition] = []
         if start.handle is not None:
-            parts += self._parts(from_ts, start.ts, rows, low=max(start.handle, dispatcher.handle_from))
+            # Inside the deletes of a commit, the rest of every row is still to come.
+            done = b"" if start.phase is Phase.DELETES else start.handle
+            parts += self._parts(from_ts, start.ts, rows, low=max(done, dispatcher.handle_from))
         if end_ts > max(start.ts, from_ts):
             parts += self._parts(max(start.ts, from_ts), end_ts, rows, low=dispatcher.handle_from)
         return self._slice(Position(end_ts), parts, rows, nbytes)
@@ -223,8 +246,15 @@ class _SlicePlan:
                 yield inside
 
     def _plan_parts(self, from_ts: int, to_ts: int, partition_rows: int) -> list[ChangesPartition]:
-        options = slice_options(self.schema)
-        return plan_changes(self.view, from_ts, to_ts, partition_rows=partition_rows, **options)
+        return plan_changes(
+            self.view,
+            from_ts,
+            to_ts,
+            partition_rows=partition_rows,
+            # The deletes of a commit come before the rest of it, so one task has to see all of them.
+            divide_commits=not self.schema.table.unique_keys,
+            **slice_options(self.schema),
+        )
 
     def _slice(self, end: Position, parts: Sequence[ChangesPartition], rows: int, nbytes: int) -> Slice:
         return Slice(

@@ -296,6 +296,19 @@ class TableInfo:
         return () if self.handle_kind is HandleKind.ROWID else self.primary_key
 
     @cached_property
+    def unique_keys(self) -> tuple[tuple[ColumnInfo, ...], ...]:
+        """The columns of each unique key that is not the handle: its values may go from one row to another.
+
+        Indexes count in every state: TiDB keeps values unique before an index is public, and after it.
+        """
+        clustered = self.handle_kind is not HandleKind.ROWID
+        return tuple(
+            tuple(self.columns[part.offset] for part in index.columns)
+            for index in self.indexes
+            if index.unique and not (index.primary and clustered)
+        )
+
+    @cached_property
     def physical_ids(self) -> tuple[int, ...]:
         """The ids that occur in keys: the table's own, or its partitions'."""
         partition = self.extra.get("partition")

@@ -1,10 +1,12 @@
 """Changes of rows in the order in which every format writes them. `Pairing` makes them of both sides. Pure.
 
-Changes are ordered by (commit_ts, handle). A reader identifies a row by its primary key. So an update that
-changes the key while the handle stays is a delete and an insert, in every format. Where keys can go from one
-row to another, the deletes of a commit come before the rest of it, so that a key is free when another row
-gets it. Elsewhere ('a' to 'a ' under a collation that pads) no other row can have the key, and the insert
-follows its delete.
+A reader applies changes row by row, to a table whose keys are unique at every moment. So an update that
+changes a key while the handle stays is a delete and an insert, in every format: the primary key, by which
+readers know a row, or any other unique key, as TiCDC has it. In tables with such keys the deletes of a commit
+come before the rest of it, each in the order of handles, so that a value is free when another row gets it.
+
+Elsewhere changes are ordered by (commit_ts, handle). If a clustered key changes there ('a' to 'a ' under a
+collation that pads), no other row can have it, and the insert follows its delete.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +20,10 @@ import pyarrow.compute as pc
 from penstock.changes import ChangeBatch
 from penstock.columnar.text_lines import Ints, content, truths
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
-from penstock.follow.slices import Position
+from penstock.follow.slices import Phase, Position
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.records import key_follows_handle
-from penstock.tables.schema import HandleKind, TableInfo
+from penstock.tables.schema import TableInfo
 
 INSERT, UPDATE, DELETE = 0, 1, 2
 _INT_HANDLE_BYTES = 8
@@ -116,17 +118,29 @@ def take_rows(rows: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
-def keys_move(table: TableInfo) -> bool:
-    """Return whether a primary key may go from one row to another, because the handle does not follow it."""
-    return bool(table.primary_key) and table.handle_kind is HandleKind.ROWID
+def key_columns(table: TableInfo) -> tuple[str, ...]:
+    """Return the columns of which none changes in an update that is written as one change.
+
+    A column that readers do not see, such as the hidden one of an expression in an index, changes with the
+    columns that it depends on.
+    """
+    stored = {column.name.lower(): column.name for column in table.stored_columns}
+    keys = () if key_follows_handle(table) else (table.primary_key,)
+    found: dict[str, None] = {}
+    for column in (column for key in (*keys, *table.unique_keys) for column in key):
+        names = [column.name.lower()]
+        if names[0] not in stored:
+            names = [name.lower() for name in column.extra.get("dependences") or ()] or list(stored)
+        found.update((stored[name], None) for name in names if name in stored)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
     """Makes row changes of batches of a table's changes.
 
-    `columns` are written of each row; `reads` are these and the ones that `keep` needs. `keep` says which
-    rows exist for the reader; None: all of them.
+    `columns` are written of each row; `reads` are these, those of `key_columns`, and the ones that `keep`
+    needs. `keep` says which rows exist for the reader; None: all of them.
     """
 
     table: TableInfo
@@ -134,8 +148,15 @@ class Pairing:
     reads: Sequence[str]
     keep: Keep | None = None
 
-    def of(self, batches: Sequence[ChangeBatch], after: Position, *, snapshot_ts: int = 0) -> RowChanges:
-        """Return the changes of whole commits that are after a position.
+    def of(
+        self,
+        batches: Sequence[ChangeBatch],
+        after: Position,
+        upto: Position | None = None,
+        *,
+        snapshot_ts: int = 0,
+    ) -> RowChanges:
+        """Return the changes of whole commits that are after a position, and not after another.
 
         With `snapshot_ts` they are the rows of a snapshot: inserts at that time.
         """
@@ -148,11 +169,14 @@ class Pairing:
             handles=pa.concat_arrays([ends.column(HANDLE), begins.column(HANDLE)]),
             ends=ends.num_rows,
         )
-        changes = sides.changes(after)
+        changes = sides.changes()
         if self.keep is not None:
             changes = changes.keep_sides(self.keep(old) | ~known, self.keep(new))
-        if not key_follows_handle(self.table):
-            changes = changes.split(self._other_keys(changes, old, new), deletes_first=keys_move(self.table))
+        keys = key_columns(self.table)
+        if keys:
+            split = self._other_keys(changes, keys, old, new)
+            changes = changes.split(split, deletes_first=bool(self.table.unique_keys))
+        changes = sides.within(changes, after, upto)
         return self._gather(changes, sides, old, known, new, snapshot=bool(snapshot_ts))
 
     def _old(self, ends: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
@@ -173,14 +197,19 @@ class Pairing:
         table = arrow_schema(self.table)
         return pa.schema([table.field(name) for name in self.reads])
 
-    def _other_keys(self, changes: "_Changes", old: pa.RecordBatch, new: pa.RecordBatch) -> Mask:
-        """Return which updates give their row another primary key, compared as it is written."""
+    def _other_keys(
+        self, changes: "_Changes", keys: Sequence[str], old: pa.RecordBatch, new: pa.RecordBatch
+    ) -> Mask:
+        """Return which updates change one of these columns, compared as they are written."""
         other = np.zeros(len(changes.commits), np.bool_)
         at = np.flatnonzero((changes.ends >= 0) & (changes.begins >= 0))
-        for column in self.table.primary_key:
-            before = take_cells(old.column(column.name), changes.ends[at])
-            after = take_cells(new.column(column.name), changes.begins[at])
-            other[at] |= ~truths(pc.equal(_as_written(before), _as_written(after)))
+        if not len(at):
+            return other
+        for name in keys:
+            before = take_cells(old.column(name), changes.ends[at])
+            after = take_cells(new.column(name), changes.begins[at])
+            same = truths(pc.equal(_as_written(before), _as_written(after)))
+            other[at] |= ~(same | truths(pc.and_(before.is_null(), after.is_null())))
         return other
 
     def _gather(
@@ -239,7 +268,7 @@ class _Changes:
 
         `deletes_first`: the deletes of a commit come before the rest of it.
         """
-        if not deletes_first and not split.any():
+        if not split.any() and not (deletes_first and (self.begins < 0).any()):
             return self
         both = (self.ends >= 0) & (self.begins >= 0)
         assert not (split & ~both).any(), "only updates are split"
@@ -263,12 +292,10 @@ class _Sides:
     handles: pa.Array
     ends: int
 
-    def changes(self, after: Position) -> _Changes:
-        """Return the changes after a position in order, each with both sides of a row at a commit."""
-        wanted = self._after(after)
+    def changes(self) -> _Changes:
+        """Return the changes in order, each with both sides of a row at a commit."""
         ranks = _ranks(self.handles)
         order = self._order(ranks)
-        order = order[wanted[order]]
         if not len(order):
             nothing = np.empty(0, np.int64)
             return _Changes(nothing, nothing, nothing)
@@ -283,22 +310,40 @@ class _Sides:
             np.where(end >= self.ends, end - self.ends, -1),
         )
 
+    def within(self, changes: _Changes, after: Position, upto: Position | None) -> _Changes:
+        """Return the changes that are after a position, and not after another."""
+        wanted = ~self._done(changes, after)
+        if upto is not None:
+            wanted &= self._done(changes, upto)
+        return changes.where(wanted)
+
+    def _done(self, changes: _Changes, position: Position) -> Mask:
+        """Return which changes are done at a position."""
+        if position.handle is None:
+            done: Mask = changes.commits <= position.ts
+            return done
+        done = changes.commits < position.ts
+        at = np.flatnonzero(changes.commits == position.ts)
+        if not len(at):
+            return done
+        begins, ends = changes.begins[at], changes.ends[at]
+        handles = take_cells(self.handles, np.where(begins >= 0, begins + self.ends, ends))
+        before = truths(pc.less(handles, pa.scalar(position.handle, pa.binary())))
+        match position.phase:
+            case Phase.ROWS:
+                done[at] = before
+            case Phase.DELETES:
+                done[at] = before & (begins < 0)
+            case Phase.REST:
+                done[at] = before | (begins < 0)
+        return done
+
     def _order(self, ranks: npt.NDArray[np.unsignedinteger]) -> Ints:
         """Return the places by commit and handle. Sorts are stable: of one change the ended row is first."""
         rising = (self.commits[1:] > self.commits[:-1]) | (
             (self.commits[1:] == self.commits[:-1]) & (ranks[1:] >= ranks[:-1])
         )
         return np.arange(len(ranks)) if rising.all() else np.lexsort((ranks, self.commits))
-
-    def _after(self, after: Position) -> Mask:
-        wanted: Mask = self.commits >= after.ts
-        at = self.commits == after.ts
-        if not at.any():
-            return wanted
-        if after.handle is not None:
-            at &= truths(pc.less(self.handles, pa.scalar(after.handle, pa.binary())))
-        wanted &= ~at
-        return wanted
 
 
 def _commits(side: pa.RecordBatch, snapshot_ts: int = 0) -> Ints:

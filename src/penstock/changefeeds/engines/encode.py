@@ -5,8 +5,8 @@ snapshot or a large commit, come in no order of handles, so they are held until 
 are too many, they are read again, one range of handles at a time.
 
 `ChunkCutter` decides where chunks end, by the rows alone, however they arrive. Chunks end between commits. A
-commit that is larger than `commit_bytes_max` may be cut after any of its rows, unless keys can move between
-its rows; so may a snapshot. A position is a commit and a handle, so the delete and the insert of one row's
+commit that is larger than `commit_bytes_max` may be cut after any of its rows; so may a snapshot. A position
+is a commit, a phase of it and a handle. Where a commit has no phases, the delete and the insert of one row's
 update are never cut apart.
 """
 
@@ -24,7 +24,14 @@ from penstock.changefeeds.codecs.encoder import (
     output_columns,
 )
 from penstock.changefeeds.codecs.options import EncoderOptions
-from penstock.changefeeds.codecs.row_changes import Mask, Pairing, RowChanges, keys_move, take_cells
+from penstock.changefeeds.codecs.row_changes import (
+    DELETE,
+    Mask,
+    Pairing,
+    RowChanges,
+    key_columns,
+    take_cells,
+)
 from penstock.changefeeds.codecs.row_filter import RowFilter
 from penstock.changefeeds.engines.engine import Traced
 from penstock.changes import ChangeBatch, ChangesPartition, Hint
@@ -32,7 +39,7 @@ from penstock.columnar.text_lines import Ints
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
-from penstock.follow.slices import Position, Slice
+from penstock.follow.slices import Phase, Position, Slice
 
 __all__ = ["EncodedChunk", "encode_part", "retry_when_moved"]
 
@@ -74,7 +81,7 @@ def encode_part(slice_: Slice, number: int, options: EncoderOptions) -> Iterator
         None if rows is None else rows.keeps,
     )
     chunks = _ChunkBuilder(_Bounds(slice_, part), encoder_of(slice_.schema, options), options)
-    for changes, whole in PartRows(part, pairing, slice_.start).changes():
+    for changes, whole in PartRows(part, pairing, slice_.start, slice_.end).changes():
         yield from chunks.add(changes, whole=whole)
     yield from chunks.end()
 
@@ -98,19 +105,18 @@ def _columns_to_read(schema: SchemaVersion, options: EncoderOptions, rows: RowFi
     """Return the columns of the table that are needed, in its order."""
     written = {column.name for column in output_columns(schema, options)}
     filtered = set() if rows is None else set(rows.columns)
-    return [column.name for column in schema.table.stored_columns if column.name in written | filtered]
+    needed = written | filtered | set(key_columns(schema.table))
+    return [column.name for column in schema.table.stored_columns if column.name in needed]
 
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """The changes of a part that are after a position.
-
-    Where keys can move between rows, all changes of one commit are held together in memory, however many.
-    """
+    """The changes of a part that are after a position, and not after another (None: to the part's end)."""
 
     part: ChangesPartition
     pairing: Pairing
     after: Position
+    upto: Position | None = None
     held_bytes_max: int = HELD_BYTES_MAX
 
     @property
@@ -128,7 +134,7 @@ class PartRows:
                 held += batch.data.nbytes + batch.tombstones.nbytes
                 if batch.hint is Hint.TAIL_DONE:
                     yield self._pair(waiting), True
-                elif held > self.held_bytes_max and self._divisible:
+                elif held > self.held_bytes_max:
                     yield from self._divide(waiting, batches)
                 else:
                     continue
@@ -137,16 +143,16 @@ class PartRows:
                 yield self._pair(waiting), True
 
     def _pair(self, batches: list[ChangeBatch]) -> RowChanges:
-        return self.pairing.of(batches, self.after, snapshot_ts=self.part.to_ts if self.is_snapshot else 0)
-
-    @property
-    def _divisible(self) -> bool:
-        return self.is_snapshot or not keys_move(self.pairing.table)
+        snapshot_ts = self.part.to_ts if self.is_snapshot else 0
+        return self.pairing.of(batches, self.after, self.upto, snapshot_ts=snapshot_ts)
 
     def _divide(
         self, begun: list[ChangeBatch], rest: Iterable[ChangeBatch]
     ) -> Iterator[tuple[RowChanges, bool]]:
-        """Read a snapshot or commit whose batches are too many again, one range of handles at a time."""
+        """Read a snapshot or commit whose batches are too many again, one range of handles at a time.
+
+        A commit with phases is read twice: first for its deletes, then for the rest of it.
+        """
         sample = _HandleSample()
         for batch in chain(begun, rest):
             sample.add(batch)
@@ -157,11 +163,23 @@ class PartRows:
         if not self.is_snapshot:
             whole = replace(whole, from_ts=sample.ts - 1, to_ts=sample.ts)
         bounds = [b"", *sample.cuts(self.held_bytes_max // 2), b""]
-        for number, (low, high) in enumerate(pairwise(bounds), 2):  # the last range has number len(bounds)
-            part = whole.within(low, high)
-            if part is not None:
-                with part.collect() as batches:
-                    yield self._pair(list(batches)), number == len(bounds)
+        parts = [part for pair in pairwise(bounds) if (part := whole.within(*pair)) is not None]
+        if self.is_snapshot or not self.pairing.table.unique_keys:
+            passes = [(part, Phase.ROWS) for part in parts]
+        else:
+            passes = [(part, phase) for phase in (Phase.DELETES, Phase.REST) for part in parts]
+        last: RowChanges | None = None  # the last one with changes ends the commit, so it waits for the next
+        for part, phase in passes:
+            with part.collect() as batches:
+                changes = self._pair(list(batches))
+            if phase is not Phase.ROWS:
+                changes = changes.where((changes.kinds == DELETE) == (phase is Phase.DELETES))
+            if len(changes):
+                if last is not None:
+                    yield last, False
+                last = changes
+        if last is not None:
+            yield last, True
 
 
 class _HandleSample:
@@ -203,13 +221,10 @@ class ChunkCutter:
     A chunk ends at the first allowed place at or after `chunk_bytes`.
     """
 
-    def __init__(
-        self, chunk_bytes: int, commit_bytes_max: int, *, anywhere: bool, never_inside: bool
-    ) -> None:
+    def __init__(self, chunk_bytes: int, commit_bytes_max: int, *, anywhere: bool) -> None:
         self._chunk_bytes = chunk_bytes
         self._commit_bytes_max = commit_bytes_max
         self._anywhere = anywhere
-        self._never_inside = never_inside
         self._nbytes = np.empty(0, np.int64)
         self._commits = np.empty(0, np.int64)
         self._followed = np.empty(0, np.bool_)
@@ -245,8 +260,7 @@ class ChunkCutter:
         held = np.diff(ends[bounds], prepend=0)
         allowed = last.copy()
         allowed[-1] = whole
-        if not self._never_inside:
-            allowed |= np.repeat(held > self._commit_bytes_max, np.diff(bounds, prepend=-1))
+        allowed |= np.repeat(held > self._commit_bytes_max, np.diff(bounds, prepend=-1))
         return np.flatnonzero(allowed & ~self._followed)
 
 
@@ -301,8 +315,8 @@ class _ChunkBuilder:
             options.chunk_bytes,
             options.commit_bytes_max,
             anywhere=bounds.is_snapshot,
-            never_inside=keys_move(bounds.slice_.schema.table),
         )
+        self._has_phases = bool(bounds.slice_.schema.table.unique_keys) and not bounds.is_snapshot
         self._waiting: list[_UncutRows] = []
         self._last_chunk: EncodedChunk | None = None
         self._last_ts = 0
@@ -310,6 +324,8 @@ class _ChunkBuilder:
     def add(self, changes: RowChanges, *, whole: bool) -> Iterator[EncodedChunk]:
         """Encode the next changes and yield full chunks; `whole`: their last commit is complete."""
         done, followed = 0, changes.followed
+        if self._has_phases:
+            followed[:] = False
         for piece in changes.pieces(_PIECE_ROWS, _PIECE_BYTES):
             piece_followed = followed[done : done + len(piece)]
             done += len(piece)
@@ -363,7 +379,10 @@ class _ChunkBuilder:
             complete = int(self._waiting[0].changes.commit_ts[0]) != self._last_ts
         if complete and not self._bounds.is_cut and not self._bounds.is_snapshot:
             return Position(self._last_ts)
-        return Position(self._last_ts, last.changes.handles[-1].as_py() + _AFTER)
+        phase = Phase.ROWS
+        if self._has_phases:
+            phase = Phase.DELETES if last.changes.kinds[-1] == DELETE else Phase.REST
+        return Position(self._last_ts, last.changes.handles[-1].as_py() + _AFTER, phase)
 
 
 @dataclass(frozen=True, slots=True)

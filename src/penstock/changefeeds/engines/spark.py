@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from penstock.changefeeds.engines.encode import retry_when_moved
 from penstock.changefeeds.engines.engine import Chunk, FileWork, Traced, WriteResult
 from penstock.changefeeds.engines.local import write_files
-from penstock.follow.slices import Position
+from penstock.follow.slices import Phase, Position
 from penstock.object_storage import StorageRef
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
 from penstock.spark.jvm import driver_context
@@ -51,8 +51,8 @@ _TRACED = "<u8"
 T = TypeVar("T")
 
 CHUNK_COLUMNS = (
-    "which int, part int, number long, start_ts long, start_handle binary, end_ts long, end_handle binary,"
-    " rows long, nbytes long, traced binary, payload binary"
+    "which int, part int, number long, start_ts long, start_handle binary, start_phase int, end_ts long,"
+    " end_handle binary, end_phase int, rows long, nbytes long, traced binary, payload binary"
 )
 RESULT_COLUMNS = "number int, data_path string, nbytes long, error string"
 
@@ -63,8 +63,10 @@ _CHUNKS = pa.schema(
         ("number", pa.int64()),
         ("start_ts", pa.int64()),
         ("start_handle", pa.binary()),
+        ("start_phase", pa.int32()),
         ("end_ts", pa.int64()),
         ("end_handle", pa.binary()),
+        ("end_phase", pa.int32()),
         ("rows", pa.int64()),
         ("nbytes", pa.int64()),
         ("traced", pa.binary()),
@@ -81,7 +83,8 @@ _RESULTS = pa.schema(
 def chunk_batch(which: int, part: int, number: int, encoded: "EncodedChunk") -> pa.RecordBatch:
     """Return a row of one chunk, of part `part` of slice `which`. Compressed text is far less to move."""
     start, end = encoded.start, encoded.end
-    row = [which, part, number, start.ts, start.handle, end.ts, end.handle, encoded.rows]
+    row = [which, part, number, start.ts, start.handle, int(start.phase)]
+    row += [end.ts, end.handle, int(end.phase), encoded.rows]
     packed = pa.compress(encoded.payload, codec=_CODEC, asbytes=True)
     traced = np.array(encoded.traced, _TRACED).tobytes()
     return _one_row(_CHUNKS, [*row, len(encoded.payload), traced, packed])
@@ -112,8 +115,8 @@ def read_chunks(descriptors: pa.Table, segment: int) -> dict[int, list[tuple[tup
         chunk = Chunk(
             segment=segment,
             number=row["number"],
-            start=Position(row["start_ts"], row["start_handle"]),
-            end=Position(row["end_ts"], row["end_handle"]),
+            start=Position(row["start_ts"], row["start_handle"], Phase(row["start_phase"])),
+            end=Position(row["end_ts"], row["end_handle"], Phase(row["end_phase"])),
             rows=row["rows"],
             nbytes=row["nbytes"],
             traced=_unpack_traced(row["traced"]),

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from penstock.changefeeds.engines.encode import ChunkCutter, RowSizes
 
@@ -17,10 +16,9 @@ def cut(
     chunk: int = 10,
     commit: int = 30,
     anywhere: bool = False,
-    never_inside: bool = False,
     followed: Sequence[int] = (),
 ) -> list[int]:
-    cuts = ChunkCutter(chunk, commit, anywhere=anywhere, never_inside=never_inside)
+    cuts = ChunkCutter(chunk, commit, anywhere=anywhere)
     ends = [*(blocks or []), len(rows)]
     found: list[int] = []
     start = 0
@@ -46,7 +44,6 @@ def test_a_commit_is_cut_only_when_it_is_too_large() -> None:
     fits, too_large = [(1, 5)] * 6, [(1, 5)] * 7
     assert cut(fits) == [6]
     assert cut(too_large) == [2, 2, 2, 1]
-    assert cut(too_large, never_inside=True) == [7]
 
 
 def test_a_row_is_not_cut_off_from_the_one_that_belongs_to_it() -> None:
@@ -64,8 +61,7 @@ def test_a_row_larger_than_a_chunk_is_a_chunk() -> None:
     assert cut([(1, 50), (2, 1), (3, 50)]) == [1, 2]
 
 
-@pytest.mark.parametrize("never_inside", [False, True])
-def test_cuts_do_not_depend_on_how_rows_arrive(never_inside: bool) -> None:
+def test_cuts_do_not_depend_on_how_rows_arrive() -> None:
     rows = [
         (1, 4),
         (2, 20),
@@ -80,10 +76,10 @@ def test_cuts_do_not_depend_on_how_rows_arrive(never_inside: bool) -> None:
         (7, 9),
         (8, 40),
     ]
-    wanted = cut(rows, never_inside=never_inside)
+    wanted = cut(rows)
     assert sum(wanted) == len(rows)
     for first in range(1, len(rows)):
-        assert cut(rows, blocks=[first], never_inside=never_inside) == wanted
+        assert cut(rows, blocks=[first]) == wanted
         for second in range(first + 1, len(rows)):
-            assert cut(rows, blocks=[first, second], never_inside=never_inside) == wanted
-    assert cut(rows, blocks=list(range(1, len(rows))), never_inside=never_inside) == wanted
+            assert cut(rows, blocks=[first, second]) == wanted
+    assert cut(rows, blocks=list(range(1, len(rows)))) == wanted

@@ -14,7 +14,7 @@ import pytest
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines import encode
 from penstock.changefeeds.engines.encode import EncodedChunk
-from penstock.follow.slices import Position, TableSpan
+from penstock.follow.slices import Phase, Position, TableSpan
 from penstock.tables import keys
 from support.itemtables import item, item_table
 from support.slices import encode_slice, slice_of
@@ -112,7 +112,23 @@ def test_a_key_that_moves_between_rows_is_free_when_it_is_taken(worlds: Any) -> 
         *(("D", 6), ("I", 6)),
         *(("D", 5), ("I", 7), ("U", 6)),
     ]
-    assert [chunk.rows for chunk in chunks] == [2, 2, 3], "such a commit is never cut"
+    assert [chunk.rows for chunk in chunks] == [1] * 7, "a commit that is too large is cut after any row"
+    assert [(chunk.end.handle, chunk.end.phase) for chunk in chunks[4:6]] == [
+        (handle(1) + b"\0", Phase.DELETES),
+        (handle(1) + b"\0", Phase.REST),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["not clustered", "unique"])
+def test_a_position_inside_a_commit_of_an_earlier_release_loses_nothing(worlds: Any, kind: str) -> None:
+    """It did not count deletes before the rest: what is at its handle and above comes, deletes first."""
+    world = worlds(kind)
+    world.commit(*(item(kind, number, "a") for number in range(1, 7)))
+    start = world.ts
+    ts = world.commit(*(item(kind, number, "b") for number in (1, 3, 5)), delete=[(2,), (4,), (6,)])
+    world.resolve()
+    chunks = encode_slice(slice_of(world, start, world.ts), OPTIONS, start=Position(ts, handle(3)))
+    assert steps(chunks) == [("D", 4), ("D", 6), ("U", 3), ("U", 5)]
 
 
 @pytest.mark.parametrize("protocol", ["csv", "canal-json", "debezium", "parquet"])
@@ -214,7 +230,7 @@ def test_a_dispatcher_of_a_key_range_completes_commits_at_its_own_end(worlds: An
     ]
 
 
-@pytest.mark.parametrize("kind", ["integer", "composite", "not clustered", "no key"])
+@pytest.mark.parametrize("kind", ["integer", "composite", "not clustered", "no key", "unique"])
 def test_a_commit_too_large_to_hold_is_read_by_ranges(
     worlds: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

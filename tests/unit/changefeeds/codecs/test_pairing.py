@@ -6,13 +6,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.changefeeds.codecs.row_changes import Pairing
+from penstock.changefeeds.codecs.row_changes import Pairing, key_columns
 from penstock.changes import ChangeBatch, Hint
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
-from penstock.follow.slices import Position
-from penstock.tables.define import define_table
-from penstock.tables.schema import TableInfo
+from penstock.follow.slices import Phase, Position
+from penstock.tables.columns import ColumnInfo
+from penstock.tables.define import define_column, define_table
+from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
 
 MOVING = replace(
     define_table("items", [("id", "bigint"), ("name", "text")], primary_key=["id"], clustered=False), id=1
@@ -43,6 +44,8 @@ def batch(table: TableInfo, *events: Event) -> ChangeBatch:
     for ts, handle, before, after in events:
         system: dict[str, Any] = {"_handle": handle.to_bytes(8, "big"), "_commit_ts": ts, "_start_ts": ts - 1}
         system["_update"] = before is not None and after is not None
+        if "key" in (column.name for column in table.columns):
+            system["key"] = handle
         if before is not None:
             ends.append({**system, "id": before, "_old": {"id": before, "name": f"was {before}"}})
         if after is not None:
@@ -54,8 +57,10 @@ def batch(table: TableInfo, *events: Event) -> ChangeBatch:
     return ChangeBatch(*sides, Hint.TAIL_DONE, SchemaVersion(0, 1, table), 9)
 
 
-def paired(table: TableInfo, *events: Event, after: Position = START) -> list[tuple[int, str, Any, str]]:
-    made = Pairing(table, ["id", "name"], ["id", "name"]).of([batch(table, *events)], after)
+def paired(
+    table: TableInfo, *events: Event, after: Position = START, upto: Position | None = None
+) -> list[tuple[int, str, Any, str]]:
+    made = Pairing(table, ["id", "name"], ["id", "name"]).of([batch(table, *events)], after, upto)
     old = iter(made.old.to_pylist())
     return [
         (int(ts), "IUD"[kind], row["id"], row["name"] + (f", {next(old)['name']}" if kind == 1 else ""))
@@ -72,6 +77,63 @@ def test_rows_that_exchange_their_keys_are_deleted_before_they_come_back() -> No
         (5, "U", 30, "is 30, was 30"),
         (6, "D", 20, "was 20"),
     ]
+
+
+UNIQUE = replace(
+    define_table("items", [("key", "bigint primary key"), ("id", "bigint unique"), ("name", "text")]), id=1
+)
+"""Its handle is not what `id` has: events of this table change a unique key by which readers know no row."""
+
+
+def test_an_update_of_a_unique_key_is_split_and_deletes_of_a_commit_come_first() -> None:
+    events = (
+        (5, 1, 10, 20),
+        (5, 2, 20, 10),
+        (5, 3, 30, 30),
+        (5, 4, None, 40),
+        (5, 5, 50, None),
+        (6, 1, 20, 20),
+    )
+    assert paired(UNIQUE, *events) == [
+        (5, "D", 10, "was 10"),
+        (5, "D", 20, "was 20"),
+        (5, "D", 50, "was 50"),
+        (5, "I", 20, "is 20"),
+        (5, "I", 10, "is 10"),
+        (5, "U", 30, "is 30, was 30"),
+        (5, "I", 40, "is 40"),
+        (6, "U", 20, "is 20, was 20"),
+    ]
+
+
+def test_a_position_is_in_the_deletes_of_a_commit_or_in_the_rest_of_it() -> None:
+    events = (5, 1, 10, 20), (5, 2, 20, 10), (5, 3, 30, 30), (5, 4, 40, None)
+    every = [(5, "D", 10), (5, "D", 20), (5, "D", 40), (5, "I", 20), (5, "I", 10), (5, "U", 30)]
+    ends = [(1, Phase.DELETES), (2, Phase.DELETES), (4, Phase.DELETES), (1, Phase.REST), (2, Phase.REST)]
+    for count, (handle, phase) in enumerate(ends, 1):
+        at = Position(5, handle.to_bytes(8, "big") + b"\0", phase)
+        assert [each[:3] for each in paired(UNIQUE, *events, after=at)] == every[count:]
+        assert [each[:3] for each in paired(UNIQUE, *events, upto=at)] == every[:count]
+
+
+def hidden(name: str, *depends_on: str) -> ColumnInfo:
+    """Return the column that TiDB makes for an expression in an index."""
+    column = replace(define_column(name, "bigint", column_id=9)[0], generated_expr="x", hidden=True)
+    return replace(column, extra={"dependences": dict.fromkeys(depends_on)})
+
+
+@pytest.mark.parametrize(
+    ("depends_on", "watched"),
+    [(("NAME",), ("name",)), ((), ("id", "name", "code"))],
+    ids=["known", "unknown"],
+)
+def test_a_unique_expression_changes_with_the_columns_that_it_depends_on(
+    depends_on: tuple[str, ...], watched: tuple[str, ...]
+) -> None:
+    table = define_table("items", [("id", "bigint primary key"), ("name", "text"), ("code", "bigint")])
+    index = IndexInfo(7, "e", (IndexColumn("_V$_e_0", 3),), unique=True)
+    table = replace(table, columns=(*table.columns, hidden("_V$_e_0", *depends_on)), indexes=(index,))
+    assert key_columns(table) == watched
 
 
 @pytest.mark.parametrize(("table", "before", "after"), [(FOLDING, "a", "a "), (CUT, "abc", "abd")])
