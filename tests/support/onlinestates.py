@@ -242,8 +242,11 @@ def modify_column(client: Client, name: str, column: str, definition: str) -> On
     )
 
 
-def assert_entries_agree(client: Client, name: str) -> None:
-    """Fail unless the table's indexes have exactly one entry for each row, and no other index has any."""
+def assert_entries_agree(client: Client, name: str, *, garbage: bool = False) -> None:
+    """Fail unless the table's indexes have exactly one entry for each row, and no other index has any.
+
+    With `garbage`, entries of dropped indexes may still wait for their collection.
+    """
     table = Catalog(client).table_info(name)
     snapshot = client.snapshot(client.timestamp())
     stored = [pair for number in table.physical_ids for pair in snapshot.iter(*record_range(number))]
@@ -256,7 +259,8 @@ def assert_entries_agree(client: Client, name: str) -> None:
             assert made.key not in expected, "two rows have one entry"
             expected[made.key] = made.value
     found: dict[bytes, bytes] = {}
-    for number in table.physical_ids:
-        lower = index_prefix(number, 0)[:11]
-        found.update(snapshot.iter(lower, prefix_end(lower)))
+    for number in {table.id, *table.physical_ids}:
+        prefixes = [index_prefix(number, index.id) for index in table.indexes]
+        for prefix in prefixes if garbage else [index_prefix(number, 0)[:11]]:
+            found.update(snapshot.iter(prefix, prefix_end(prefix)))
     assert found == expected

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.columns import ColumnInfo
+from penstock.tables.ddl_jobs import RunningJob
 from penstock.tables.decoding.decoder import Decoded, RowDecoder, TidbRowDecoder
 from penstock.tables.define import Index, define_table
 from penstock.tables.raw import RAW_SCHEMA, Op
@@ -13,6 +14,7 @@ from penstock.tables.schema import DatabaseInfo, IndexInfo, TableInfo
 if TYPE_CHECKING:
     from penstock.tables.accounts import Account
     from penstock.tables.catalog import Catalog
+    from penstock.tables.online_ddl import DdlProgress
     from penstock.tables.schema_snapshot import SchemaSnapshot
     from penstock.tables.table import DuplicateRow, Table
 
@@ -22,12 +24,14 @@ __all__ = [
     "Catalog",
     "ColumnInfo",
     "DatabaseInfo",
+    "DdlProgress",
     "Decoded",
     "DuplicateRow",
     "Index",
     "IndexInfo",
     "Op",
     "RowDecoder",
+    "RunningJob",
     "SchemaSnapshot",
     "Table",
     "TableInfo",
@@ -41,6 +45,7 @@ __all__ = [
 _WITH_CLIENT = {
     "Account": "accounts",
     "Catalog": "catalog",
+    "DdlProgress": "online_ddl",
     "DuplicateRow": "table",
     "SchemaSnapshot": "schema_snapshot",
     "Table": "table",

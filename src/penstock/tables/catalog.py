@@ -2,19 +2,24 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from penstock.clock import SYSTEM, Clock
+from penstock.errors import Invalid
 from penstock.kv import Client, Transaction
 from penstock.kv.transact import transact
 from penstock.tables import alter, statements
 from penstock.tables.accounts import SYSTEM_ACCOUNT, Account, Accounts
 from penstock.tables.auto_ids import AutoIds
-from penstock.tables.ddl import SchemaChange
-from penstock.tables.ddl_jobs import DdlAction, DdlJob
-from penstock.tables.define import Index, define_table
+from penstock.tables.columns import SchemaState
+from penstock.tables.ddl import SchemaChange, TableBusy
+from penstock.tables.ddl_jobs import DdlAction, DdlJob, RunningJob
+from penstock.tables.define import Index, define_column, define_table
 from penstock.tables.guard import Guards
 from penstock.tables.meta import MetaReader
+from penstock.tables.online_ddl import OnlineDdl, Progress
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot, split_name
 from penstock.tables.statements import quote
@@ -32,8 +37,13 @@ class Catalog:
         db.create_table("shop.orders", [("id", "bigint primary key"), ("customer", "varchar(64)")])
         db.table("shop.orders").insert([{"id": 1, "customer": "Ada"}])
 
-    Each schema change is one transaction, which also writes a finished job into the DDL history. It raises
-    Invalid when it does not fit the schema, Conflict when others kept changing the schema.
+    A schema change writes a finished job into the DDL history. Most are one transaction. Those that must
+    touch rows (an index, a column of another type) go through TiDB's online states beside writers and fill
+    the rows in, batch by batch. If the process dies meanwhile, the same call, any other change of the table
+    or `finish_ddl` goes on where it stopped.
+
+    A change raises Invalid when it does not fit the schema or the rows, Conflict when others kept changing
+    the schema, Unavailable while TiDB changes the table.
     """
 
     def __init__(self, client: Client, *, clock: Clock = SYSTEM) -> None:
@@ -41,6 +51,7 @@ class Catalog:
         self._clock = clock
         self._row_ids = AutoIds(client, clock=clock)
         self._guards = Guards(client)
+        self._online = OnlineDdl(client, clock=clock)
         self._lock = threading.Lock()
         self._newest: SchemaSnapshot | None = None
         self._recent: dict[int, SchemaSnapshot] = {}
@@ -126,13 +137,25 @@ class Catalog:
         """Remove an account that owns no database."""
         self._change(lambda change: change.drop_account(name))
 
-    def create_database(self, name: str, *, account: str = SYSTEM_ACCOUNT.name) -> DatabaseInfo:
-        """Make a database."""
-        return self._change(lambda change: change.create_database(name, account))
+    def create_database(
+        self, name: str, *, account: str = SYSTEM_ACCOUNT.name, if_not_exists: bool = False
+    ) -> DatabaseInfo:
+        """Make a database. With `if_not_exists`, return the one that has the name already."""
 
-    def drop_database(self, name: str) -> None:
-        """Remove a database and its tables."""
-        self._change(lambda change: change.drop_database(name))
+        def create(change: SchemaChange) -> DatabaseInfo:
+            existing = change.schema.databases.get(name.lower())
+            return existing if existing and if_not_exists else change.create_database(name, account)
+
+        return self._change(create)
+
+    def drop_database(self, name: str, *, if_exists: bool = False) -> None:
+        """Remove a database and its tables. With `if_exists`, do nothing when there is none."""
+
+        def drop(change: SchemaChange) -> None:
+            if not if_exists or name.lower() in change.schema.databases:
+                change.drop_database(name)
+
+        self._change(drop)
 
     def create_table(
         self,
@@ -143,8 +166,12 @@ class Catalog:
         indexes: Sequence[Index] = (),
         clustered: bool = True,
         comment: str = "",
+        if_not_exists: bool = False,
     ) -> TableInfo:
-        """Make `database.table`. Columns are pairs of a name and a MySQL definition, as in `define_table`."""
+        """Make `database.table`. Columns are pairs of a name and a MySQL definition, as in `define_table`.
+
+        With `if_not_exists`, return the table that has the name already, whatever its columns.
+        """
         database, table_name = split_name(name)
         definition = define_table(
             table_name,
@@ -154,11 +181,22 @@ class Catalog:
             clustered=clustered,
             comment=comment,
         )
-        return self._change(lambda change: change.create_table(database, definition))
 
-    def drop_table(self, name: str) -> None:
-        """Remove a table."""
-        self._change(lambda change: change.drop_table(name))
+        def create(change: SchemaChange) -> TableInfo:
+            if if_not_exists and change.schema.has_table(name):
+                return change.schema.place(name).table
+            return change.create_table(database, definition)
+
+        return self._change(create)
+
+    def drop_table(self, name: str, *, if_exists: bool = False) -> None:
+        """Remove a table. With `if_exists`, do nothing when there is none."""
+
+        def drop(change: SchemaChange) -> None:
+            if not if_exists or change.schema.has_table(name):
+                change.drop_table(name)
+
+        self._change(drop)
 
     def truncate_table(self, name: str) -> TableInfo:
         """Empty a table: it continues under a new id."""
@@ -168,11 +206,24 @@ class Catalog:
         """Rename a table to another `database.table`."""
         return self._change(lambda change: change.rename_table(name, new_name))
 
-    def add_column(self, table: str, name: str, definition: str, *, after: str | None = None) -> TableInfo:
-        """Add a column, last or after another one; existing rows read as its default."""
+    def add_column(
+        self,
+        table: str,
+        name: str,
+        definition: str,
+        *,
+        after: str | None = None,
+        if_not_exists: bool = False,
+    ) -> TableInfo:
+        """Add a column, last or after another one; existing rows read as its default.
+
+        With `if_not_exists`, do nothing when the table has a column of that name.
+        """
 
         def add(change: SchemaChange) -> TableInfo:
             place = change.schema.place(table)
+            if if_not_exists and place.table.has_column(name):
+                return place.table
             changed = alter.add_column(place.table, name, definition, after=after)
             where = f" AFTER {quote(after)}" if after else ""
             query = statements.alter_column("ADD", changed, changed.column(name), where)
@@ -180,30 +231,146 @@ class Catalog:
 
         return self._change(add)
 
-    def drop_column(self, table: str, name: str) -> TableInfo:
-        """Remove a column."""
+    def drop_column(self, table: str, name: str, *, if_exists: bool = False) -> TableInfo:
+        """Remove a column. With `if_exists`, do nothing when there is none."""
 
         def drop(change: SchemaChange) -> TableInfo:
             place = change.schema.place(table)
+            if if_exists and not place.table.has_column(name):
+                return place.table
             changed = alter.drop_column(place.table, name)
             query = f"ALTER TABLE {quote(changed.name)} DROP COLUMN {quote(name)}"
             return change.alter_table(DdlAction.DROP_COLUMN, place, changed, query)
 
         return self._change(drop)
 
-    def modify_column(self, table: str, name: str, definition: str) -> TableInfo:
-        """Widen a column or change its default or comment; raise Invalid if rows would need a rewrite."""
+    def rename_column(self, table: str, name: str, new_name: str) -> TableInfo:
+        """Rename a column."""
 
-        def modify(change: SchemaChange) -> TableInfo:
+        def rename(change: SchemaChange) -> TableInfo:
             place = change.schema.place(table)
-            changed = alter.modify_column(place.table, name, definition)
-            query = statements.alter_column("MODIFY", changed, changed.column(name))
+            changed = alter.rename_column(place.table, name, new_name)
+            query = statements.rename_column(place.table, name, new_name)
             return change.alter_table(DdlAction.MODIFY_COLUMN, place, changed, query)
 
-        return self._change(modify)
+        return self._change(rename)
+
+    def modify_column(
+        self, table: str, name: str, definition: str, *, progress: Progress | None = None
+    ) -> TableInfo:
+        """Give a column another definition; rewrite the rows when their bytes do not fit the new type.
+
+        While rows are rewritten they are written under both types. Raise Invalid, with everything as it was,
+        when a value cannot be converted (`penstock.tables.conversion` says how values are). `progress` is
+        called after each step with a `DdlProgress`.
+        """
+
+        def modify(change: SchemaChange) -> TableInfo | RunningJob:
+            place = change.schema.place(table)
+            column, _, _ = define_column(name, definition, column_id=0)
+            query = statements.alter_column("MODIFY", place.table, column)
+            changed = alter.widen_column(place.table, name, definition)
+            if changed is not None:
+                return change.alter_table(DdlAction.MODIFY_COLUMN, place, changed, query)
+            begun, column_id, index_ids = alter.begin_rewrite(place.table, name, definition)
+            return change.start_job(
+                *(DdlAction.MODIFY_COLUMN, place, begun, query),
+                state=SchemaState.DELETE_ONLY,
+                column_id=column_id,
+                index_ids=index_ids,
+            )
+
+        return self._run(modify, progress)
+
+    def add_index(
+        self,
+        table: str,
+        name: str,
+        columns: Sequence[str],
+        *,
+        unique: bool = False,
+        if_not_exists: bool = False,
+        progress: Progress | None = None,
+    ) -> TableInfo:
+        """Add an index and fill in the entries of existing rows, while others go on writing.
+
+        A column may be limited to its first characters: `"title(20)"`. Raise Invalid, with everything as it
+        was, when the index is unique and two rows have the same values. With `if_not_exists`, do nothing when
+        the table has an index of that name. `progress` is called after each step with a `DdlProgress`.
+        """
+
+        def add(change: SchemaChange) -> TableInfo | RunningJob:
+            place = change.schema.place(table)
+            existing = place.table.find_index(name)
+            if existing is not None and existing.state is SchemaState.PUBLIC and if_not_exists:
+                return place.table
+            rest = [index for index in place.table.indexes if index.state is SchemaState.PUBLIC]
+            others = replace(place.table, indexes=tuple(rest))  # without it the statement is the same again
+            begun, index_id = alter.begin_index(others, Index(name, columns, unique=unique))
+            query = statements.add_index(begun, begun.indexes[-1])
+            return change.start_job(
+                *(DdlAction.ADD_INDEX, place, begun, query),
+                state=SchemaState.DELETE_ONLY,
+                index_ids=(index_id,),
+            )
+
+        return self._run(add, progress)
+
+    def drop_index(
+        self, table: str, name: str, *, if_exists: bool = False, progress: Progress | None = None
+    ) -> TableInfo:
+        """Remove an index; its entries are deleted with the garbage of dropped tables.
+
+        With `if_exists`, do nothing when there is none. `progress` is called after each step.
+        """
+
+        def drop(change: SchemaChange) -> TableInfo | RunningJob:
+            place = change.schema.place(table)
+            if if_exists and place.table.find_index(name) is None:
+                return place.table
+            index = place.table.index(name)
+            if index.primary:
+                raise Invalid(f"{index.name} is the primary key of {place.table.name}; create a new table")
+            begun = alter.set_state(place.table, 0, (index.id,), SchemaState.WRITE_ONLY)
+            query = statements.drop_index(place.table, index)
+            return change.start_job(
+                *(DdlAction.DROP_INDEX, place, begun, query),
+                state=SchemaState.WRITE_ONLY,
+                index_ids=(index.id,),
+            )
+
+        return self._run(drop, progress)
+
+    def unfinished_ddl(self) -> list[RunningJob]:
+        """Return the schema changes that run now, or whose process died, oldest first."""
+        return list(self._meta(None).running_jobs())
+
+    def finish_ddl(self, job_id: int, *, progress: Progress | None = None) -> TableInfo:
+        """Go on with a schema change whose process died, to its end; return its table.
+
+        Raise Invalid when the change was rolled back. Nothing happens twice if its process is still alive.
+        """
+        return self._online.run(job_id, progress)
+
+    def cancel_ddl(self, job_id: int) -> None:
+        """Roll a schema change back; raise Invalid when it is finished or cannot go back."""
+        self._change(lambda change: change.roll_back_job(job_id))
+        with suppress(Invalid):
+            self._online.run(job_id)
 
     def _meta(self, at_ts: int | None) -> MetaReader:
         return MetaReader(self._client.snapshot(self._client.timestamp() if at_ts is None else at_ts))
 
     def _change(self, make: Callable[[SchemaChange], T]) -> T:
-        return transact(self._client.begin, lambda txn: make(SchemaChange(txn)), clock=self._clock)
+        while True:
+            try:
+                return transact(self._client.begin, lambda txn: make(SchemaChange(txn)), clock=self._clock)
+            except TableBusy as busy:
+                with suppress(Invalid):  # rolled back, or gone: either way this change can be made now
+                    self._online.run(busy.job.id)
+
+    def _run(
+        self, start: Callable[[SchemaChange], TableInfo | RunningJob], progress: Progress | None
+    ) -> TableInfo:
+        started = self._change(start)
+        return started if isinstance(started, TableInfo) else self._online.run(started.id, progress)

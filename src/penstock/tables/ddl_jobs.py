@@ -1,7 +1,7 @@
-"""Finished DDL jobs as TiDB writes them into its history."""
+"""DDL jobs: finished ones as TiDB writes them into its history, and those of ours that still run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from penstock.tables.schema import DatabaseInfo, TableInfo
 JOB_VERSION = 1
 _FINISHED = 4  # done, not yet known to every server
 _SYNCED = 6
+ROLLED_BACK = 3
 
 
 class DdlAction(IntEnum):
@@ -23,12 +24,14 @@ class DdlAction(IntEnum):
     DROP_TABLE = 4
     ADD_COLUMN = 5
     DROP_COLUMN = 6
+    ADD_INDEX = 7
+    DROP_INDEX = 8
     TRUNCATE_TABLE = 11
     MODIFY_COLUMN = 12
     RENAME_TABLE = 14
 
 
-_GONE = frozenset({DdlAction.DROP_SCHEMA, DdlAction.DROP_TABLE, DdlAction.DROP_COLUMN})
+_GONE = frozenset({DdlAction.DROP_SCHEMA, DdlAction.DROP_TABLE, DdlAction.DROP_COLUMN, DdlAction.DROP_INDEX})
 _UNUSED = {
     **dict.fromkeys(("err", "raw_args", "reorg_meta", "multi_schema_info")),
     **dict.fromkeys(("err_count", "row_count", "snapshot_ver", "dependency_id", "priority"), 0),
@@ -70,6 +73,11 @@ class DdlJob:
     state: int = _SYNCED
     tables: tuple[TableInfo, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def error(self) -> str:
+        """Why the job was rolled back; empty when it was not."""
+        return str((self.extra.get("err") or {}).get("message") or "")
 
     @property
     def succeeded(self) -> bool:
@@ -132,6 +140,57 @@ class DdlJob:
 
 def _table(tree: Mapping[str, Any]) -> TableInfo:
     return TableInfo.describe(tree["id"], tree)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A DDL job of Penstock that takes several transactions, as it is stored until it is finished.
+
+    `state` is that of the elements it adds or drops: a column and indexes, by their ids. While it is
+    WRITE_REORG, rows of before are filled in from `position` on, a record key; `rows` were done. `error` says
+    why the job is being rolled back.
+    """
+
+    id: int
+    type: DdlAction
+    database_id: int
+    table_id: int
+    query: str
+    start_ts: int
+    state: SchemaState
+    column_id: int = 0
+    index_ids: tuple[int, ...] = ()
+    position: bytes = b""
+    filled: bool = False
+    rows: int = 0
+    error: str = ""
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        return cls(
+            **{
+                **tree,
+                "type": DdlAction(tree["type"]),
+                "state": SchemaState(tree["state"]),
+                "index_ids": tuple(tree["index_ids"]),
+                "position": bytes.fromhex(tree["position"]),
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that is stored in the meta keys."""
+        members = {name: getattr(self, name) for name in self.__slots__}
+        return {**members, "position": self.position.hex(), "index_ids": list(self.index_ids)}
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the elements go away: the job drops them, or it is rolled back."""
+        return bool(self.error) or self.type is DdlAction.DROP_INDEX
+
+    def roll_back(self, error: str) -> Self:
+        """Return the job on its way back."""
+        return replace(self, error=error, filled=False)
 
 
 @dataclass(frozen=True, slots=True)

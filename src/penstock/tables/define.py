@@ -24,6 +24,7 @@ from penstock.tables.columns import (
     ColumnFlag,
     ColumnInfo,
     FieldType,
+    SchemaState,
     Tp,
 )
 from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
@@ -358,10 +359,21 @@ def with_index(table: TableInfo, index: Index) -> TableInfo:
     check_name("index", index.name)
     if any(index.name.lower() == other.name.lower() for other in table.indexes):
         raise Invalid(f"table {table.name} already has an index {index.name}; choose another name")
-    table = _add_index(table, index, primary=False)
-    first = table.columns[table.indexes[-1].columns[0].offset]
-    flag = ColumnFlag.UNIQUE_KEY if index.unique and len(index.columns) == 1 else ColumnFlag.MULTIPLE_KEY
-    columns = tuple(_with_flag(column, flag) if column == first else column for column in table.columns)
+    return with_index_flags(_add_index(table, index, primary=False))
+
+
+def with_index_flags(table: TableInfo) -> TableInfo:
+    """Return the table with the flags that tell of its public indexes at the first column of each."""
+    flags = dict.fromkeys(range(len(table.columns)), NO_FLAGS)
+    for index in table.indexes:
+        if index.state is SchemaState.PUBLIC and not index.primary:
+            alone = index.unique and len(index.columns) == 1
+            flags[index.columns[0].offset] |= ColumnFlag.UNIQUE_KEY if alone else ColumnFlag.MULTIPLE_KEY
+    kept = ~(ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_KEY)
+    columns = tuple(
+        replace(column, type=replace(column.type, flag=(column.type.flag & kept) | flags[at]))
+        for at, column in enumerate(table.columns)
+    )
     return replace(table, columns=columns)
 
 

@@ -1,7 +1,7 @@
 """The meta keys of a TiDB cluster: counters, databases, tables, the history of DDL jobs.
 
-Numbers are decimal text, structures are JSON. Penstock adds one hash: accounts, and the account of each
-database.
+Numbers are decimal text, structures are JSON. Penstock adds hashes of its own: accounts with the account of
+each database, and its DDL jobs that still run.
 """
 
 import json
@@ -13,7 +13,7 @@ from penstock.errors import Corrupt
 from penstock.kv import Snapshot, Transaction
 from penstock.proto.codec import decode_prefix
 from penstock.tables.codec.ordered import encode_uint
-from penstock.tables.ddl_jobs import DdlJob, SchemaDiff
+from penstock.tables.ddl_jobs import DdlJob, RunningJob, SchemaDiff
 from penstock.tables.keys import meta_hash_key, meta_hash_prefix, meta_string_key, prefix_end
 from penstock.tables.schema import DatabaseInfo, TableInfo
 
@@ -24,6 +24,7 @@ SCHEMA_VERSION = b"SchemaVersionKey"
 DATABASES = b"DBs"
 JOB_HISTORY = b"DDLJobHistory"
 ACCOUNTS = b"PenstockAccounts"
+RUNNING_JOBS = b"PenstockRunningJobs"
 
 
 def database_field(database_id: int) -> bytes:
@@ -44,6 +45,11 @@ def row_id_field(table_id: int) -> bytes:
 def table_key(database_id: int, table_id: int) -> bytes:
     """Return the key of a table's schema. It has no value once the table is gone."""
     return meta_hash_key(database_field(database_id), table_field(table_id))
+
+
+def running_job_key(job_id: int) -> bytes:
+    """Return the key of a DDL job of Penstock that still runs."""
+    return meta_hash_key(RUNNING_JOBS, encode_uint(job_id))
 
 
 class MetaReader:
@@ -87,6 +93,16 @@ class MetaReader:
             job = read_job_record(value)
             if job is not None:
                 yield job
+
+    def job(self, job_id: int) -> DdlJob | None:
+        """Return a finished job."""
+        value = self._view.get(meta_hash_key(JOB_HISTORY, encode_uint(job_id)))
+        return None if value is None else DdlJob.from_json(parse_json(value))
+
+    def running_jobs(self) -> Iterator[RunningJob]:
+        """Yield the jobs of Penstock that still run, in the order of their ids."""
+        for _, value in self.fields(RUNNING_JOBS):
+            yield RunningJob.from_json(parse_json(value))
 
     def diff(self, version: int) -> SchemaDiff | None:
         """Return what the schema change of that version did."""
@@ -148,7 +164,19 @@ class MetaWriter(MetaReader):
     def put_job(self, job: DdlJob, diff: SchemaDiff) -> None:
         """Write a finished job and its schema diff."""
         self.put_field(JOB_HISTORY, encode_uint(job.id), job.to_json())
+        self.put_diff(diff)
+
+    def put_diff(self, diff: SchemaDiff) -> None:
+        """Write what a version of the schema changed."""
         self._txn.put(meta_string_key(b"Diff:%d" % diff.version), _text(diff.to_json()))
+
+    def put_running_job(self, job: RunningJob) -> None:
+        """Write a job that still runs."""
+        self.put_field(RUNNING_JOBS, encode_uint(job.id), job.to_json())
+
+    def delete_running_job(self, job_id: int) -> None:
+        """Remove a job that runs no more."""
+        self.delete_field(RUNNING_JOBS, encode_uint(job_id))
 
     def put_field(self, name: bytes, field: bytes, tree: Any) -> None:
         """Write a field of a hash as JSON."""

@@ -337,11 +337,19 @@ class TableInfo:
             names = ", ".join(column.name for column in self.stored_columns)
             raise Invalid(f"table {self.name} has no column {name!r}; it has {names}") from None
 
+    def has_column(self, name: str) -> bool:
+        """Return whether there is a column of that name in any case."""
+        return name.lower() in self._by_name
+
+    def find_index(self, name: str) -> IndexInfo | None:
+        """Return the index of that name in any case, None when there is none."""
+        return next((index for index in self.indexes if index.name.lower() == name.lower()), None)
+
     def index(self, name: str) -> IndexInfo:
         """Return the index of that name in any case; raise Invalid when there is none."""
-        for index in self.indexes:
-            if index.name.lower() == name.lower():
-                return index
+        index = self.find_index(name)
+        if index is not None:
+            return index
         names = ", ".join(index.name for index in self.indexes) or "none"
         raise Invalid(f"table {self.name} has no index {name!r}; it has {names}")
 

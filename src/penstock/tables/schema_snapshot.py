@@ -41,6 +41,12 @@ class SchemaSnapshot:
         except KeyError:
             raise Invalid(f"there is no database {name!r}; {choices(self.databases)}") from None
 
+    def has_table(self, name: str) -> bool:
+        """Return whether there is a table of that name, written `database.table`."""
+        database_name, table_name = split_name(name)
+        database = self.databases.get(database_name.lower())
+        return database is not None and table_name.lower() in self.tables[database.id]
+
     def place(self, name: str, *, unreadable: bool = False) -> TablePlace:
         """Return the table of that name, written `database.table`.
 

@@ -319,6 +319,21 @@ def _partition(kind: int, part: Mapping[str, Any]) -> str:
     return text + _placement(part)
 
 
+def add_index(table: TableInfo, index: IndexInfo) -> str:
+    """Return the statement that adds an index."""
+    return portable_statement(f"ALTER TABLE {quote(table.name)} ADD {_index(table, index)}")
+
+
+def drop_index(table: TableInfo, index: IndexInfo) -> str:
+    """Return the statement that drops an index."""
+    return f"ALTER TABLE {quote(table.name)} DROP INDEX {quote(index.name)}"
+
+
+def rename_column(table: TableInfo, name: str, new_name: str) -> str:
+    """Return the statement that renames a column."""
+    return f"ALTER TABLE {quote(table.name)} RENAME COLUMN {quote(name)} TO {quote(new_name)}"
+
+
 def alter_column(verb: str, table: TableInfo, column: ColumnInfo, place: str = "") -> str:
     """Return the statement that adds or modifies a column."""
     return f"ALTER TABLE {quote(table.name)} {verb} COLUMN {quote(column.name)} {column_text(column)}{place}"

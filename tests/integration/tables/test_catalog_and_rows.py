@@ -351,6 +351,7 @@ def test_tables_that_cannot_be_written_whole_are_refused(db: Catalog, client: Cl
 
 def test_mistakes_are_answered_with_what_to_do(db: Catalog) -> None:
     db.create_table("shop.orders", ORDERS)
+    db.create_table("shop.people", [("name", "varchar(9) primary key")])
     orders = db.table("shop.orders")
     mistakes = {
         "already exists": lambda: db.create_table("shop.orders", ORDERS),
@@ -363,7 +364,9 @@ def test_mistakes_are_answered_with_what_to_do(db: Catalog) -> None:
         "takes an int": lambda: orders.get("x"),
         "has no index": lambda: orders.find("nope", 1),
         "part of the primary key": lambda: db.drop_column("shop.orders", "id"),
-        "without rewriting": lambda: db.modify_column("shop.orders", "customer", "int"),
+        "cannot be converted": lambda: db.modify_column("shop.orders", "customer", "vector(3)"),
+        "is a key": lambda: db.modify_column("shop.orders", "id", "int"),
+        "is the primary key": lambda: db.drop_index("shop.people", "primary"),
         "txn or at_ts": lambda: orders.get(1, txn=db.begin(), at_ts=1),
     }
     for message, mistake in mistakes.items():
