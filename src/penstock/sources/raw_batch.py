@@ -32,7 +32,12 @@ class RawColumns:
         return len(self._keys)
 
     def add(self, op: int, start_ts: int, commit_ts: int, key: bytes, value: bytes, old_value: bytes) -> None:
-        """Append a row; an empty old value means that there was none."""
+        """Append a row; an empty old value means that there was none.
+
+        A delete of nothing is no change: TiDB commits one for a row that a transaction inserts and deletes.
+        """
+        if op == _DELETE and not old_value:
+            return
         self._ops.append(op)
         self._start_ts.append(start_ts)
         self._commit_ts.append(commit_ts)

@@ -60,11 +60,14 @@ def test_a_row_of_the_scan_is_a_change_at_once() -> None:
     assert Reading().read(row(COMMITTED, 1, 2, value=b"v")) == [(PUT, 1, 2, b"k", b"v", None)]
 
 
-def test_a_delete_has_no_value_and_an_absent_old_value_is_null() -> None:
-    reading = initialized()
-    assert reading.read(row(PREWRITE, 1, op=DELETE), row(COMMIT, 1, 2, op=DELETE)) == [
-        (DELETE, 1, 2, b"k", None, None)
-    ]
+def test_a_delete_has_no_value() -> None:
+    prewrite = row(PREWRITE, 1, op=DELETE, old_value=b"old")
+    assert initialized().read(prewrite, row(COMMIT, 1, 2, op=DELETE)) == [(DELETE, 1, 2, b"k", None, b"old")]
+
+
+def test_a_delete_of_a_key_without_a_value_is_no_change() -> None:
+    assert initialized().read(row(PREWRITE, 1, op=DELETE), row(COMMIT, 1, 2, op=DELETE)) == []
+    assert Reading().read(row(COMMITTED, 1, 2, op=DELETE)) == []
 
 
 def test_a_commit_without_prewrite_after_the_scan_is_a_broken_promise() -> None:
