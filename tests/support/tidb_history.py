@@ -56,7 +56,7 @@ class RecordedTxn:
     mutations: tuple[Mutation, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PointTable:
     """A base table at a point: what SHOW CREATE TABLE and SELECT * answered."""
 
@@ -65,6 +65,19 @@ class PointTable:
     types: tuple[str, ...]
     create: str
     rows: tuple[tuple[str | None, ...], ...]
+
+    def differs(self, other: "PointTable | None") -> bool:
+        """Return whether the table has other columns or rows than at another point, or was not there."""
+        return other is None or (self.columns, self.types, self.rows) != (
+            other.columns,
+            other.types,
+            other.rows,
+        )
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the rows of the table never leave a session: nobody else can have them."""
+        return self.create.startswith("CREATE GLOBAL TEMPORARY")
 
     @property
     def virtual_columns(self) -> frozenset[str]:

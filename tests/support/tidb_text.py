@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from support.tidb_history import PointTable
 
-__all__ = ["compare_rows", "compare_text", "expected_rows", "to_text"]
+__all__ = ["TextRow", "compare_rows", "compare_text", "expected_rows", "text_rows", "to_text"]
 
 _SHOWN_MAX = 3
 _KIND = re.compile(r"(\w+)(?:\((.*)\))?", re.DOTALL)
@@ -27,10 +28,7 @@ TextRow = tuple[Text, ...]
 
 def to_text(type_text: str, value: Any) -> Text:
     """Return a value of a reader (an Arrow scalar's Python value, or text) as the record writes it."""
-    if value is None:
-        return None
-    name, sizes = _parse(type_text)
-    return _WRITERS.get(name, _plain)(value, sizes)
+    return _texts(type_text, [value])[0]
 
 
 def expected_rows(table: PointTable, columns: Sequence[str]) -> list[TextRow]:
@@ -51,19 +49,28 @@ def compare_rows(table: PointTable, found: pa.Table) -> list[str]:
     names = list(table.stored_columns)
     if found.column_names != names:
         return [f"{table.name}: columns are {found.column_names}, TiDB has {names}"]
-    columns = []
-    for name in names:
-        kind = table.types[table.columns.index(name)]
-        columns.append([to_text(kind, value) for value in found.column(name).to_pylist()])
-    return compare_text(table, names, zip(*columns, strict=True))
+    return compare_text(table, names, text_rows(table, found))
+
+
+def text_rows(table: PointTable, found: pa.Table) -> list[TextRow]:
+    """Return rows read as Arrow as texts, with the types that TiDB gives the columns."""
+    kinds = [table.types[table.columns.index(name)] for name in found.column_names]
+    columns = [_texts(kind, found.column(place).to_pylist()) for place, kind in enumerate(kinds)]
+    return list(zip(*columns, strict=True))
+
+
+def _texts(type_text: str, values: Sequence[Any]) -> list[Text]:
+    name, sizes = _parse(type_text)
+    write = _WRITERS.get(name, _plain)
+    return [None if value is None else write(value, sizes) for value in values]
 
 
 def compare_text(table: PointTable, columns: Sequence[str], found: Iterable[TextRow]) -> list[str]:
     """Return how rows of texts differ from TiDB's, in any order; an empty list when they are equal."""
-    wanted, got = Counter(expected_rows(table, columns)), Counter(found)
-    missing, extra = list((wanted - got).elements()), list((got - wanted).elements())
-    if not missing and not extra:
+    wanted, got = _expected(table, tuple(columns)), Counter(found)
+    if got == wanted:
         return []
+    missing, extra = list((wanted - got).elements()), list((got - wanted).elements())
     said = [f"{table.name}: {len(missing)} rows of TiDB are missing, {len(extra)} are not TiDB's"]
     for left, right in list(zip(_in_order(missing), _in_order(extra), strict=False))[:_SHOWN_MAX]:
         cells = zip(columns, left, right, strict=True)
@@ -71,6 +78,11 @@ def compare_text(table: PointTable, columns: Sequence[str], found: Iterable[Text
     said += [f"  missing {row}"[:600] for row in _in_order(missing)[len(extra) :][:_SHOWN_MAX]]
     said += [f"  extra {row}"[:600] for row in _in_order(extra)[len(missing) :][:_SHOWN_MAX]]
     return said
+
+
+@cache
+def _expected(table: PointTable, columns: tuple[str, ...]) -> Counter[TextRow]:
+    return Counter(expected_rows(table, columns))
 
 
 def _in_order(rows: Iterable[TextRow]) -> list[TextRow]:

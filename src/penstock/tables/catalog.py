@@ -96,9 +96,12 @@ class Catalog:
         """Return the schema of `database.table`; raise Invalid when there is none."""
         return self.schema(at_ts).place(name).table
 
-    def table(self, name: str) -> Table:
-        """Return access to the rows of `database.table`; raise Invalid when there is no such table."""
-        self.schema().place(name)
+    def table(self, name: str, *, at_ts: int | None = None) -> Table:
+        """Return access to the rows of `database.table`; raise Invalid when there is no such table.
+
+        With `at_ts`, a table of then: one that was dropped or renamed since can be read as of that time.
+        """
+        self.schema(at_ts).place(name)
         return Table(name, TableServices(self._client, self.schema, self._guards, self._row_ids, self._clock))
 
     def begin(self, *, pessimistic: bool = False) -> Transaction:
