@@ -61,8 +61,7 @@ def remove_database(ts: int, database_id: int) -> Change:
 
 def finish_job(ts: int, job_id: int, action: int, table_id: int, query: str, **rest: Any) -> Change:
     """Return the change of the meta keys that finishes a job; by default it began a tick before."""
-    given: dict[str, Any] = {"database_id": 1, "start_ts": ts - 1, "schema_version": job_id, **rest}
-    job = DdlJob(
-        id=job_id, type=action, table_id=table_id, query=query, database_name="", table_name="", **given
-    )
+    given: dict[str, Any] = {"database_id": 1, "start_ts": ts - 1, "schema_version": job_id}
+    given |= {"database_name": "", "table_name": "", **rest}
+    job = DdlJob(id=job_id, type=action, table_id=table_id, query=query, **given)
     return put(ts, meta_hash_key(JOB_HISTORY, encode_uint(job_id)), json.dumps(job.to_json()).encode())

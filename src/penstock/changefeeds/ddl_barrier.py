@@ -99,6 +99,12 @@ class BlockEvent:
     arriving_ids: frozenset[int] = frozenset()  # physical tables that are renamed into the filter
 
     @property
+    def recovered_ids(self) -> frozenset[int]:
+        """The physical tables that come back with rows which consumers have removed."""
+        changes = (change for event in self.events if event.recovers for change in event.tables)
+        return frozenset().union(*(change.begun_ids for change in changes))
+
+    @property
     def table_ids(self) -> frozenset[int]:
         """The physical tables that the DDLs block by id."""
         schemas = (change.before for event in self.events for change in event.tables)
@@ -118,20 +124,25 @@ class BlockEvent:
     def begin_position(self, table_id: int) -> Position:
         """Return where the dispatcher of a table begins that is replicated from this DDL on.
 
-        An older table may have changes of its own at `commit_ts`; the history of a new one starts there.
+        An older table may have changes of its own at `commit_ts`; the history of a new one starts there. One
+        that comes back begins with its rows of then.
         """
+        if table_id in self.recovered_ids:
+            return Position(self.commit_ts, b"")
         return Position(self.commit_ts - 1 if table_id in self.arriving_ids else self.commit_ts)
 
 
 def _union_ids(schemas: Iterable[SchemaVersion | None]) -> frozenset[int]:
-    return frozenset(
-        table_id for schema in schemas if schema is not None for table_id in schema.table.physical_ids
-    )
+    return frozenset(table_id for schema in schemas for table_id in _physical_ids(schema))
 
 
 def block_events(events: Iterable[DdlEvent], tables: TableFilter) -> Iterator[BlockEvent]:
-    """Group DDLs, which are in order, by commit_ts; leave out what is outside the filter."""
-    for commit_ts, group in groupby(events, key=lambda event: event.commit_ts):
+    """Group DDLs, which are in order, by commit_ts; leave out what is outside the filter.
+
+    A DDL that goes on after it was told changes no physical table, and is left out too.
+    """
+    told_once = (event for event in events if not event.further)
+    for commit_ts, group in groupby(told_once, key=lambda event: event.commit_ts):
         together = tuple(group)
         parts = tuple(part for event in together if (part := tables.filter_ddl(event)) is not None)
         if parts:

@@ -9,14 +9,14 @@ from itertools import chain
 
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
+from penstock.follow.ddl_events import SYSTEM_DATABASES, DdlEvent, DdlScope, TableChange
 
 
 class TableFilter:
     """Selects tables by patterns `database.table` with * and ?; a leading ! excludes. The last match decides.
 
-    Names are compared without case. A table that no pattern matches is not replicated. Raises Invalid when
-    no pattern includes anything.
+    Names are compared without case. A table that no pattern matches is not replicated, nor are the databases
+    that TiDB keeps for itself. Raises Invalid when no pattern includes anything.
     """
 
     def __init__(self, patterns: Sequence[str] = ("*.*",)) -> None:
@@ -29,6 +29,8 @@ class TableFilter:
     def matches(self, schema: SchemaVersion) -> bool:
         """Return whether the table is replicated under its current name."""
         database, table = schema.database.lower(), schema.table.name.lower()
+        if database in SYSTEM_DATABASES:
+            return False
         for rule in self._rules:
             if rule.database.match(database) and rule.table.match(table):
                 return rule.includes
@@ -36,6 +38,8 @@ class TableFilter:
 
     def matches_database(self, name: str) -> bool:
         """Return whether a table of the database could be replicated."""
+        if name.lower() in SYSTEM_DATABASES:
+            return False
         for rule in self._rules:
             if rule.database.match(name.lower()) and (rule.includes or rule.every_table):
                 return rule.includes

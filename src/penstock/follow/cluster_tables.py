@@ -54,6 +54,8 @@ class KnownTables:
     def learn(self, event: DdlEvent) -> None:
         """Apply a DDL that was committed after all that were learned."""
         for before, after in ((change.before, change.after) for change in event.tables):
+            if any(side is not None and not side.table.is_base_table for side in (before, after)):
+                continue  # a view
             if before is not None and (after is None or after.table.id != before.table.id):
                 self._versions.pop(before.table.id, None)
                 heir_id = None if after is None else after.table.id

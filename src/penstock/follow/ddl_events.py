@@ -11,9 +11,15 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.tables.columns import ColumnFlag, ColumnInfo
+from penstock.tables.columns import ColumnFlag, ColumnInfo, SchemaState
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
 from penstock.tables.schema import TableInfo
+
+SYSTEM_DATABASES = frozenset(
+    {"mysql", "sys", "information_schema", "performance_schema", "metrics_schema", "inspection_schema"}
+    | {"workload_schema", "dm_heartbeat", "tidb_cdc", "lightning_task_info"}
+)
+"""Databases, in lower case, that TiDB and its tools keep for themselves: no changefeed has them."""
 
 
 class DdlScope(Enum):
@@ -50,8 +56,12 @@ class TableChange:
 class DdlEvent:
     """A DDL at `commit_ts`. `type` is TiDB's number of its action.
 
-    `tables` is empty for a new database; for a dropped one it has the tables that were in it. Rows committed
-    at `commit_ts` or later have the schema after it.
+    `tables` is empty for a new database; for a dropped one it has the tables that were in it, and for one
+    that was recovered those that came back. A view is among them without rows. Rows committed at `commit_ts`
+    or later have the schema after it.
+
+    `further`: a DDL that was told before goes on. Only the logical id of a table changes, so that readers of
+    physical tables have nothing to do.
     """
 
     commit_ts: int
@@ -60,13 +70,22 @@ class DdlEvent:
     database: str
     tables: tuple[TableChange, ...] = ()
     scope: DdlScope = DdlScope.TABLES
+    further: bool = False
+
+    @property
+    def recovers(self) -> bool:
+        """Whether dropped tables come back with their rows, which readers have removed."""
+        return self.type in {OtherAction.RECOVER_TABLE, OtherAction.RECOVER_SCHEMA}
 
 
 def _physical_ids(schema: SchemaVersion | None) -> frozenset[int]:
-    return frozenset(schema.table.physical_ids) if schema is not None else frozenset()
+    """Return the ids that have rows: none for a view."""
+    has_rows = schema is not None and schema.table.is_base_table
+    return frozenset(schema.table.physical_ids) if has_rows and schema is not None else frozenset()
 
 
-_INDEXED = ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_KEY
+_PREVENT_NULL_INSERT = 1 << 20  # writers refuse NULL before a column is NOT NULL
+_INDEXED = ColumnFlag.PRI_KEY | ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_KEY | _PREVENT_NULL_INSERT
 
 
 class OtherAction(IntEnum):
@@ -74,10 +93,60 @@ class OtherAction(IntEnum):
 
     ADD_PARTITION = 19
     DROP_PARTITION = 20
+    CREATE_VIEW = 21
     TRUNCATE_PARTITION = 23
+    DROP_VIEW = 24
+    RECOVER_TABLE = 25
+    MODIFY_SCHEMA_CHARSET = 26
     ADD_PRIMARY_KEY = 32
     DROP_PRIMARY_KEY = 33
     EXCHANGE_PARTITION = 42
+    RENAME_TABLES = 47
+    CREATE_TABLES = 60
+    RECOVER_SCHEMA = 63
+
+
+_TICDC_ACTIONS = frozenset(
+    {
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        11,
+        12,
+        13,
+        14,
+        15,
+        17,
+        18,
+        19,
+        20,
+        21,
+        22,
+        23,
+        24,
+        25,
+        26,
+        32,
+        33,
+        37,
+        38,
+        41,
+        42,
+    }
+    | {47, 60, 61, 64, 65, 67, 71, 72}
+)
+"""What TiCDC sends. The others concern TiDB alone (placement, TiFlash, caches, attributes), or things that
+TiCDC does not copy either: sequences, and foreign keys and checks that are added later."""
+
+
+def is_sent(action: int) -> bool:
+    """Return whether consumers get to know of an action that changes nothing of rows, as with TiCDC."""
+    return action in _TICDC_ACTIONS
 
 
 def same_to_readers(one: SchemaVersion, other: SchemaVersion) -> bool:
@@ -86,6 +155,23 @@ def same_to_readers(one: SchemaVersion, other: SchemaVersion) -> bool:
     An online change goes through versions in which only writers see a new column or index.
     """
     return one.database == other.database and _visible_parts(one.table) == _visible_parts(other.table)
+
+
+def same_indexes(one: SchemaVersion, other: SchemaVersion) -> bool:
+    """Return whether two versions have the same indexes for queries."""
+    return _public_indexes(one.table) == _public_indexes(other.table)
+
+
+def same_rows(change: TableChange) -> bool:
+    """Return whether a table has the same name, columns and physical tables before and after a change."""
+    before, after = change.before, change.after
+    if before is None or after is None or before.name != after.name:
+        return False
+    return _visible_parts(before.table)[1:] == _visible_parts(after.table)[1:]
+
+
+def _public_indexes(table: TableInfo) -> set[int]:
+    return {index.id for index in table.indexes if index.state is SchemaState.PUBLIC}
 
 
 def _visible_parts(table: TableInfo) -> tuple[Any, ...]:
@@ -178,12 +264,12 @@ def _column_action(old: TableInfo, new: TableInfo) -> int:
 
 @dataclass(order=True, frozen=True, slots=True)
 class RecordedDdl:
-    """A finished job: its action, its statement, and the commit-ts of its record."""
+    """A finished job, and the commit-ts of its record."""
 
     recorded_ts: int
     start_ts: int
-    type: int
-    query: str = field(repr=False)
+    id: int
+    job: DdlJob = field(repr=False, compare=False)
 
 
 class DdlJobs:
@@ -198,11 +284,9 @@ class DdlJobs:
         self._by_id: dict[int, list[RecordedDdl]] = {}
 
     def add(self, job: DdlJob, recorded_ts: int) -> None:
-        """Add a job, unless it was cancelled and changed nothing. Adding it again changes nothing."""
-        if not job.succeeded:
-            return
-        recorded = RecordedDdl(recorded_ts, job.start_ts, int(job.type), job.query)
-        for changed_id in _ids_in_job(job):
+        """Add a job that has changed something. Adding it again changes nothing."""
+        recorded = RecordedDdl(recorded_ts, job.start_ts, job.id, job)
+        for changed_id in ids_in_job(job):
             known = self._by_id.setdefault(changed_id, [])
             if recorded not in known:
                 insort(known, recorded)
@@ -230,6 +314,7 @@ class DdlJobs:
         self._by_id = {changed_id: jobs for changed_id, jobs in left.items() if jobs}
 
 
-def _ids_in_job(job: DdlJob) -> set[int]:
+def ids_in_job(job: DdlJob) -> set[int]:
+    """Return the logical tables that a job names; its database where it names none."""
     tables = {job.table_id, *(table.id for table in (job.table, *job.tables) if table is not None)}
     return (tables - {0}) or {job.database_id}

@@ -1,9 +1,11 @@
 """The DDLs of a cluster by their commit timestamps, fed by a subscription of its meta keys.
 
-The versions of a table's description say when it changed, exactly as they do for its rows. The action and the
-statement of a DDL are in its job, which is recorded with the change or later. `DdlHistory` waits for the job
-for a while of the cluster's time; after that it derives the action from what has changed. `VisibleTables`
-keeps the versions of tables that readers see.
+A finished job is one DDL. The versions of a table's description say when it changed, exactly as they do for
+its rows: the DDL happens with the first of them in which readers see other rows, or queries other indexes.
+The action and the statement are in the job, which is recorded with the change or later. `DdlHistory` waits
+for the job for a while of the cluster's time; after that it derives the action from what has changed. A job
+that changes nothing of the kind, such as a comment's, happens when it is recorded. `VisibleTables` keeps the
+versions of tables that readers see.
 """
 
 import threading
@@ -25,17 +27,25 @@ from penstock.eventstore.schema_history import (
 )
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import (
+    SYSTEM_DATABASES,
     DdlEvent,
     DdlJobs,
     DdlScope,
+    OtherAction,
+    RecordedDdl,
     TableChange,
     action_of,
     ids_in_changes,
+    ids_in_job,
+    is_sent,
     pair_changes,
+    same_indexes,
+    same_rows,
     same_to_readers,
 )
-from penstock.tables.ddl_jobs import DdlAction
-from penstock.tables.schema import DatabaseInfo
+from penstock.follow.ddl_statements import ddl_statement
+from penstock.tables.ddl_jobs import DdlAction, DdlJob
+from penstock.tables.schema import DatabaseInfo, TableInfo
 
 
 class _VisibleVersion(NamedTuple):
@@ -54,6 +64,7 @@ class VisibleTables:
 
     def __init__(self) -> None:
         self._seen: dict[int, list[_VisibleVersion]] = {}
+        self._newest: dict[int, TableInfo] = {}  # also versions that are the same to readers
         self._logical: dict[int, set[int]] = {}  # physical table -> the tables that it was part of
         self._unreadable: dict[int, SchemaVersion] = {}
 
@@ -73,11 +84,28 @@ class VisibleTables:
             after = None
             if table is not None and table.is_base_table:
                 after = SchemaVersion(commit_ts, commit_ts, table, databases.get(database_id, ""))
-            if before is not None and after is not None and same_to_readers(before, after):
+            same = before is not None and after is not None and same_to_readers(before, after)
+            if same and before is not None and after is not None and same_indexes(before, after):
                 continue
             if before is not None or after is not None:
                 unread = self._unreadable.get(table_id) if before is None else None
                 yield TableChange(before, after, unread.since_ts if unread is not None else 0)
+
+    def note(self, described: Iterable[TableDescription]) -> None:
+        """Record the descriptions of a transaction, whatever readers see of them."""
+        for _, table_id, table in described:
+            if table is None:
+                self._newest.pop(table_id, None)
+            else:
+                self._newest[table_id] = table
+
+    def describe_again(self, commit_ts: int, table_id: int) -> TableChange | None:
+        """Return a change to a table's newest description, which is the same to readers; None without one."""
+        seen, newest = self._seen.get(table_id), self._newest.get(table_id)
+        before = seen[-1].schema if seen else None
+        if before is None or newest is None or newest.unreadable:
+            return None
+        return TableChange(before, SchemaVersion(commit_ts, commit_ts, newest, before.database))
 
     def enter(self, commit_ts: int, changes: Iterable[TableChange]) -> None:
         """Apply what `changes` returned."""
@@ -153,16 +181,13 @@ JOB_WAIT_MS = 60_000
 """How much of the cluster's time passes before a DDL without a job is given out without its statement."""
 
 
-_SYSTEM_DATABASE = "mysql"
-_RESERVED_ID = 0x0000_FFFF_FFFF_F000  # from here on, ids are of tables in which TiDB keeps its jobs
-
-
 @dataclass(slots=True)
 class _Described:
-    """The descriptions of tables and databases that one transaction wrote."""
+    """The descriptions of tables and databases that one transaction wrote, and the jobs that it recorded."""
 
     tables: dict[int, TableDescription] = field(default_factory=dict)
     databases: dict[int, DatabaseInfo | None] = field(default_factory=dict)
+    jobs: list[DdlJob] = field(default_factory=list)
 
     def add(self, described: TableDescription | DatabaseDescription) -> None:
         if isinstance(described, DatabaseDescription):
@@ -182,6 +207,16 @@ class _Change:
     database: str
     tables: tuple[TableChange, ...]
     scope: DdlScope = DdlScope.TABLES
+
+    @property
+    def seen_by_readers(self) -> bool:
+        """Whether rows change, and not indexes alone."""
+        return self.scope is DdlScope.DATABASE or not all(map(same_rows, self.tables))
+
+    @property
+    def unread(self) -> bool:
+        """Whether a table could not be read before."""
+        return any(table.unread_ts for table in self.tables)
 
 
 class DdlHistory:
@@ -203,6 +238,8 @@ class DdlHistory:
         self._databases: set[int] = set()
         self._names: dict[int, str] = {}
         self._events: list[DdlEvent] = []
+        self._told: set[int] = set()  # jobs whose DDLs are among the events before they are recorded
+        self._derived: dict[int, int] = {}  # tables and databases that changed without a known job, and when
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
         """Take changes of meta keys. Returns False: they are done at once, and a restart reads them again."""
@@ -218,8 +255,10 @@ class DdlHistory:
         described = read_description(key, value)
         if described is None:
             job = read_job(key, value)
-            if job is not None:
+            if job is not None and job.succeeded:
                 self._jobs.add(job, commit_ts)
+                recorded = self._unsettled.setdefault(commit_ts, _Described()).jobs
+                recorded += [job] if job not in recorded else []
             return
         self._unsettled.setdefault(commit_ts, _Described()).add(described)
         if isinstance(described, DatabaseDescription) and described.database and described.database.name:
@@ -304,23 +343,31 @@ class DdlHistory:
     def _settle(self) -> None:
         """Enter changes in order, up to the first whose job is not recorded yet."""
         for commit_ts in sorted(ts for ts in self._unsettled if ts <= self._fed_ts):
-            changes = list(self._changes(commit_ts, self._unsettled[commit_ts]))
-            events = [self._event(commit_ts, change) for change in changes]
-            awaited = [change for event, change in zip(events, changes, strict=True)
-                       if event is None and not _is_bootstrap(change)]  # fmt: skip
-            if awaited and not self._is_overdue(commit_ts):
+            described = self._unsettled[commit_ts]
+            changes = list(self._changes(commit_ts, described))
+            jobs = [self._find_job(commit_ts, change) for change in changes]
+            pairs = list(zip(changes, jobs, strict=True))
+            if any(job is None and self._waits(commit_ts, change) for change, job in pairs):
                 self._settled_ts = max(self._settled_ts, commit_ts - 1)
                 return
             self._enter(commit_ts, changes)
-            described = self._unsettled.pop(commit_ts)
+            self._tables.note(described.tables.values())
             self._tables.note_unreadable(commit_ts, described.tables.values(), self._names)
-            self._events += [event or _without_job(commit_ts, change)
-                             for event, change in zip(events, changes, strict=True)]  # fmt: skip
+            del self._unsettled[commit_ts]
+            events = [self._event(commit_ts, change, job) for change, job in pairs]
+            events += [self._event_of_record(commit_ts, job) for job in described.jobs]
+            self._events += [event for event in events if event is not None]
         self._settled_ts = self._fed_ts
         self._jobs.forget(self._settled_ts)
 
-    def _is_overdue(self, commit_ts: int) -> bool:
-        return physical_ms(self._fed_ts) - physical_ms(commit_ts) >= self._job_wait_ms
+    def _find_job(self, commit_ts: int, change: _Change) -> RecordedDdl | None:
+        """Return the job of a change. A table that could not be read before is new, whatever its job says."""
+        return None if change.unread else self._jobs.find(change.ids, commit_ts, self._fed_ts)
+
+    def _waits(self, commit_ts: int, change: _Change) -> bool:
+        """Return whether a change waits for its job. TiDB makes its own tables without jobs at first."""
+        overdue = physical_ms(self._fed_ts) - physical_ms(commit_ts) >= self._job_wait_ms
+        return not (overdue or change.unread or change.database.lower() in SYSTEM_DATABASES)
 
     def _enter(self, commit_ts: int, changes: list[_Change]) -> None:
         for change in changes:
@@ -336,47 +383,82 @@ class DdlHistory:
             name = self._names.get(database_id, "")
             if not name:
                 continue  # its description is damaged; it is created once it can be read
-            inside: tuple[TableChange, ...] = ()
-            if info is None:
-                inside = tuple(
-                    change for change in left if change.after is None and _database(change) == name
-                )
-                left = tuple(change for change in left if change not in inside)
+            side = "before" if info is None else "after"  # what goes with the database, or comes back with it
+            inside = tuple(change for change in left if _has_only(change, side) and _database(change) == name)
+            left = tuple(change for change in left if change not in inside)
             action = DdlAction.DROP_SCHEMA if info is None else DdlAction.CREATE_SCHEMA
             yield _Change(frozenset({database_id}), action, name, inside, DdlScope.DATABASE)
         if left:
             yield _Change(frozenset(ids_in_changes(left)), action_of(left), _database(left[0]), left)
 
-    def _event(self, commit_ts: int, change: _Change) -> DdlEvent | None:
-        """Return the DDL with the statement of its job; None when the job is not known.
+    def _event(self, commit_ts: int, change: _Change, recorded: RecordedDdl | None) -> DdlEvent | None:
+        """Return the DDL of a change with the statement of its job; None when there is nothing to tell."""
+        if recorded is None:
+            self._derived.update(dict.fromkeys(change.ids, commit_ts))
+            return _as_event(commit_ts, change, int(change.action), "") if change.seen_by_readers else None
+        job = recorded.job
+        if recorded.id in self._told:
+            further = not change.seen_by_readers
+            return _as_event(commit_ts, change, job.type, "", further=further)
+        self._told.add(recorded.id)
+        return _as_event(commit_ts, change, job.type, ddl_statement(job, change.tables))
 
-        A table that could not be read before is new to readers, whatever the statement says.
-        """
-        if any(table.unread_ts for table in change.tables):
-            return _without_job(commit_ts, change)
-        job = self._jobs.find(change.ids, commit_ts, self._fed_ts)
-        return None if job is None else _as_event(commit_ts, change, job.type, job.query)
+    def _event_of_record(self, commit_ts: int, job: DdlJob) -> DdlEvent | None:
+        """Return the DDL of a job that changed nothing of rows and indexes; None when it was told before."""
+        if job.id in self._told:
+            self._told.discard(job.id)
+            return None
+        told = any(self._derived.get(changed_id, 0) > job.start_ts for changed_id in ids_in_job(job))
+        if told or not is_sent(job.type) or job.type in _ALWAYS_SEEN or not job.schema_version:
+            return None  # without a version of the schema TiDB had nothing to do
+        if job.type == OtherAction.MODIFY_SCHEMA_CHARSET:
+            name = self._names.get(job.database_id, job.database_name)
+            change = _Change(frozenset(), job.type, name, (), DdlScope.DATABASE)
+            return _as_event(commit_ts, change, job.type, ddl_statement(job, ()))
+        changed = self._view_change(commit_ts, job) if job.type in _VIEWS else None
+        if job.type not in _VIEWS:
+            changed = self._tables.describe_again(commit_ts, job.table_id)
+            if changed is not None:
+                self._tables.enter(commit_ts, (changed,))
+        if changed is None:
+            return None
+        change = _Change(frozenset(), job.type, _database(changed), (changed,))
+        return _as_event(commit_ts, change, job.type, ddl_statement(job, change.tables))
+
+    def _view_change(self, commit_ts: int, job: DdlJob) -> TableChange | None:
+        database = self._names.get(job.database_id, job.database_name)
+        if job.table is None or job.table.unreadable:
+            return None
+        view = SchemaVersion(commit_ts, commit_ts, job.table, database)
+        return TableChange(view, None) if job.type == OtherAction.DROP_VIEW else TableChange(None, view)
 
 
-def _is_bootstrap(change: _Change) -> bool:
-    """Return whether a change is TiDB's first step into an empty cluster, which no job makes."""
-    made = change.ids if change.scope is DdlScope.TABLES else ()
-    return change.database.lower() == _SYSTEM_DATABASE and all(made_id >= _RESERVED_ID for made_id in made)
+_VIEWS = frozenset({int(OtherAction.CREATE_VIEW), int(OtherAction.DROP_VIEW)})
+_ALWAYS_SEEN = frozenset(
+    {int(action) for action in (DdlAction.CREATE_SCHEMA, DdlAction.DROP_SCHEMA, DdlAction.CREATE_TABLE)}
+    | {int(action) for action in (DdlAction.DROP_TABLE, DdlAction.TRUNCATE_TABLE, DdlAction.RENAME_TABLE)}
+    | {int(OtherAction.RECOVER_TABLE), int(OtherAction.EXCHANGE_PARTITION), int(OtherAction.RENAME_TABLES)}
+    | {int(OtherAction.CREATE_TABLES)}
+)
+"""Actions that readers see in descriptions. A job of which they saw nothing is of a sequence, or of a table
+that cannot be read."""
 
 
-def _without_job(commit_ts: int, change: _Change) -> DdlEvent:
-    return _as_event(commit_ts, change, int(change.action), "")
-
-
-def _as_event(commit_ts: int, change: _Change, action: int, query: str) -> DdlEvent:
+def _as_event(commit_ts: int, change: _Change, action: int, query: str, *, further: bool = False) -> DdlEvent:
     return DdlEvent(
         commit_ts=commit_ts,
-        type=action,
+        type=int(action),
         query=query,
         database=change.database,
         tables=change.tables,
         scope=change.scope,
+        further=further,
     )
+
+
+def _has_only(change: TableChange, side: str) -> bool:
+    """Return whether a table exists only before a change, or only after it."""
+    return (change.after is None) if side == "before" else (change.before is None)
 
 
 def _database(change: TableChange) -> str:

@@ -83,7 +83,7 @@ class SchemaChange:
                 ACCOUNTS, account_field(owner.id), owner.to_json()
             )  # conflicts with its drop
             self._meta.put_field(ACCOUNTS, owner_field(database.id), owner.id)
-        query = f"CREATE DATABASE {quote(name)}"
+        query = f"CREATE DATABASE {quote(name)} CHARSET={database.charset} COLLATE={database.collate}"
         self._finish(_Change(DdlAction.CREATE_SCHEMA, query, database))
         return database
 
@@ -126,7 +126,7 @@ class SchemaChange:
         table = replace(old, id=self._meta.next_id(), update_ts=self._start_ts, extra=extra)
         self._meta.delete_table(database.id, old)
         self._meta.put_table(database.id, table)
-        query = f"TRUNCATE TABLE {quote(table.name)}"
+        query = f"TRUNCATE TABLE {quote(database.name)}.{quote(table.name)}"
         change = _Change(DdlAction.TRUNCATE_TABLE, query, database, table, old.id, old_table_id=old.id)
         self._finish(change, diff_table_id=table.id, garbage=ranges_of_table(old))
         return table

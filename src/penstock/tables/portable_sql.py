@@ -121,6 +121,13 @@ def split_statements(query: str, *, sql_mode: int = 0) -> list[str]:
     return [text.strip() for text in (*found, current) if text.strip()]
 
 
+def copies_table(query: str, *, sql_mode: int = 0) -> bool:
+    """Return whether a statement is CREATE TABLE ... LIKE, whose result depends on another table."""
+    tokens = _Statement.parse(query, sql_mode).tokens
+    opening = next((at for at, token in enumerate(tokens) if token.text == "("), len(tokens))
+    return any(token.word == "LIKE" for token in tokens[: opening + 2])
+
+
 def _tokens(query: str, sql_mode: int) -> Iterator[tuple[str, str]]:
     pattern = _PLAIN_TOKENS if sql_mode & NO_BACKSLASH_ESCAPES else _TOKENS
     for found in pattern.finditer(query):

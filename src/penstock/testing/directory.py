@@ -226,6 +226,8 @@ class Replica:
                 del self.tables[name], self.shapes[name]
 
     def _table(self, ddl: Ddl, shape: TableInfo) -> None:
+        if ddl.of_view:
+            return
         name = ddl.name
         if ddl.type == DdlAction.DROP_TABLE:
             self.tables.pop(name, None)

@@ -31,10 +31,15 @@ __all__ = ["Lineage", "Lineages", "SourceRows", "with_ids_of"]
 
 _SEVERAL_CHANGES = 61  # TiDB's number of an ALTER TABLE with several parts
 _RECOVER_TABLE = 25
+_RECOVER_SCHEMA = 63
 _CHANGES_OF_COLUMNS = frozenset({int(DdlAction.MODIFY_COLUMN), _SEVERAL_CHANGES})
 _EXCHANGE_PARTITION = 42
 _LOSES_ROWS = frozenset({20, 23, _EXCHANGE_PARTITION})  # 20, 23: DROP, TRUNCATE PARTITION, without deletes
-_NOT_FROM_THE_BEGINNING = frozenset({int(DdlAction.RENAME_TABLE), _RECOVER_TABLE})
+_NOT_FROM_THE_BEGINNING = frozenset({int(DdlAction.RENAME_TABLE)})
+_BEGINNINGS = frozenset(
+    {int(DdlAction.CREATE_TABLE), int(DdlAction.TRUNCATE_TABLE), _RECOVER_TABLE, _RECOVER_SCHEMA}
+)
+"""A table that comes back begins with all of its rows in the directory."""
 
 
 @dataclass(slots=True)
@@ -78,7 +83,9 @@ class Lineages:
         return self._versions.get((of.name.lower(), of.version))
 
     def learn(self, ddl: Ddl) -> None:
-        """Apply a schema file that comes after all that were learned."""
+        """Apply a schema file that comes after all that were learned. Views have no rows and no lineage."""
+        if ddl.of_view:
+            return
         name = ddl.name.lower()
         if ddl.table is None:
             if ddl.type == DdlAction.DROP_SCHEMA:
@@ -126,7 +133,7 @@ class Lineages:
         lineage.loses_rows |= exchanged or ddl.type in _LOSES_ROWS
 
     def _new(self, ddl: Ddl) -> Lineage:
-        begins = ddl.type in {DdlAction.CREATE_TABLE, DdlAction.TRUNCATE_TABLE}
+        begins = ddl.type in _BEGINNINGS
         whole = begins or (self._snapshot and ddl.type not in _NOT_FROM_THE_BEGINNING)
         self.born += 1
         return Lineage(self.born - 1, ddl.name, ddl.version, whole)

@@ -7,7 +7,8 @@ import pytest
 
 from penstock.clock import compose_ts
 from penstock.errors import Unavailable
-from penstock.follow.ddl_events import DdlEvent, DdlScope
+from penstock.eventstore.schema_history import read_job
+from penstock.follow.ddl_events import SYSTEM_DATABASES, DdlEvent, DdlScope
 from penstock.follow.ddl_history import DdlHistory
 from penstock.tables.codec.ordered import encode_uint
 from penstock.tables.columns import ColumnFlag, SchemaState
@@ -15,7 +16,8 @@ from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_key
-from penstock.tables.schema import TableInfo
+from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
+from penstock.tables.statements import create_table
 from support.metaevents import (
     a_table,
     finish_job,
@@ -60,7 +62,7 @@ def test_a_ddl_has_the_statement_of_its_job_and_the_time_of_its_rows() -> None:
     assert [each.query for each in (create, add, drop)] == [
         "CREATE TABLE t",
         "ALTER TABLE t ADD a",
-        "DROP TABLE t",
+        "DROP TABLE `shop`.`t`",
     ]
     assert shown(add) == (20, 5, [("shop.t", "shop.t")])
     (change,) = add.tables
@@ -239,11 +241,12 @@ def test_nobody_waits_for_jobs_of_the_tables_in_which_tidb_keeps_jobs() -> None:
     assert made.resolved_ts() == 7
     assert [shown(ddl) for ddl in made.ddls(0, 7)] == [(5, 1, []), (6, 3, [(None, "mysql.tidb_ddl_job")])]
     user = put_table(6, a_table(9, name="user"), 3)
-    assert history(*bootstrap, user, resolved_ts=7).resolved_ts() == 5, "others of that database have jobs"
+    assert history(*bootstrap, user, resolved_ts=7).resolved_ts() == 7, "no changefeed has that database"
 
 
 def test_jobs_that_were_cancelled_or_are_of_others_are_not_taken_for_it() -> None:
-    event = last(
+    made = history(
+        SHOP,
         put_table(10, a_table(7)),
         put_table(20, a_table(7, "a")),
         finish_job(21, 1, 7, 7, "ADD INDEX that failed", start_ts=15, state=3),
@@ -251,7 +254,7 @@ def test_jobs_that_were_cancelled_or_are_of_others_are_not_taken_for_it() -> Non
         finish_job(23, 3, 6, 7, "that began later", start_ts=22),
         finish_job(24, 4, 5, 7, "the right one", start_ts=15),
     )
-    assert event.query == "the right one"
+    assert [event.query for event in made.ddls(19, 20)] == ["the right one"]
 
 
 @pytest.mark.parametrize("step", [1, -1, 5, 7])
@@ -273,7 +276,12 @@ def test_the_order_of_delivery_does_not_matter(step: int) -> None:
     made.consume_kv_events(raw(mixed), lambda: None)  # a region that is pulled again
     made.advance_resolved_ts(LATER + 1)
     assert made.ddls(0, LATER + 1) == expected.ddls(0, LATER)
-    assert [each.query for each in made.ddls(1, LATER)] == ["a", "b", "c", "d"]
+    assert [each.query for each in made.ddls(1, LATER)] == [
+        "a",
+        "RENAME TABLE `shop`.`t` TO `old`.`t`",
+        "TRUNCATE TABLE `old`.`t`",
+        "DROP TABLE `old`.`t`",
+    ]
     made.advance_resolved_ts(5)
     assert made.resolved_ts() == LATER + 1
 
@@ -325,3 +333,123 @@ def test_the_whole_history_of_a_tidb_with_its_views_is_taken() -> None:
     named = {schema.name for schema in made.tables(changes[-1][0])}
     assert "mysql.user" in named
     assert not {"mysql.tidb_mdl_view", "sys.schema_unused_indexes"} & named
+
+
+def indexed(table: TableInfo, state: SchemaState, *, primary: bool = False, name: str = "i") -> TableInfo:
+    part = IndexColumn(table.columns[-1].name, len(table.columns) - 1)
+    return replace(table, indexes=(IndexInfo(1, name, (part,), primary=primary, state=state),))
+
+
+def told(made: DdlHistory, from_ts: int = 11) -> list[tuple[int, int, str]]:
+    return [(event.commit_ts, event.type, event.query) for event in made.ddls(from_ts, LATER)]
+
+
+@pytest.mark.parametrize("primary", [False, True])
+def test_an_index_is_told_once_when_queries_can_use_it_and_when_they_cannot_any_more(primary: bool) -> None:
+    table = replace(a_table(7, "a"), pk_is_handle=not primary)
+    states = [SchemaState.DELETE_ONLY, SchemaState.WRITE_ONLY, SchemaState.WRITE_REORG, SchemaState.PUBLIC]
+    added = [put_table(20 + at, indexed(table, state, primary=primary)) for at, state in enumerate(states)]
+    left = [SchemaState.WRITE_ONLY, SchemaState.DELETE_ONLY, SchemaState.DELETE_REORG]
+    dropped = [put_table(40 + at, indexed(table, state, primary=primary)) for at, state in enumerate(left)]
+    made = history(
+        SHOP, put_table(10, table), finish_job(11, 1, 3, 7, "CREATE TABLE t", start_ts=9), *added,
+        finish_job(26, 2, 32 if primary else 7, 7, "ADD", start_ts=18), *dropped, put_table(43, table),
+        finish_job(45, 3, 33 if primary else 8, 7, "DROP", start_ts=38),
+    )  # fmt: skip
+    assert [(ts, query) for ts, _, query in told(made)] == [(23, "ADD"), (40, "DROP")]
+    assert bool(made.schema_of(7, 30).table.primary_index) is primary
+    assert made.schema_of(7, 41).table.primary_index is None
+
+
+def test_a_job_that_readers_see_nothing_of_is_told_when_it_is_recorded() -> None:
+    table = a_table(7, "a")
+    made = history(
+        SHOP, put_table(10, table), finish_job(11, 1, 3, 7, "CREATE TABLE t", start_ts=9),
+        put_table(20, replace(table, comment="x")), finish_job(22, 2, 17, 7, "COMMENT", start_ts=19),
+        finish_job(30, 3, 57, 7, "ALTER TABLE t CACHE", start_ts=29),
+        finish_job(31, 4, 17, 7, "did nothing", start_ts=29, schema_version=0),
+        put_database(40, 1, "shop", charset="gbk"), finish_job(42, 5, 26, 0, "ALTER DATABASE", start_ts=39),
+    )  # fmt: skip
+    assert told(made) == [(22, 17, "COMMENT"), (42, 26, "ALTER DATABASE")]
+    comment, database = made.ddls(11, LATER)
+    assert shown(comment) == (22, 17, [("shop.t", "shop.t")])
+    assert comment.tables[0].after.table.comment == "x"
+    assert (database.database, database.scope, database.tables) == ("shop", DdlScope.DATABASE, ())
+    assert made.schema_of(7, 22).since_ts == 22
+
+
+def test_views_are_told_by_their_jobs_and_are_no_tables() -> None:
+    view = a_table(9, name="v", extra={"view": {"view_select": "SELECT 1"}})
+    made = history(
+        SHOP, put_table(20, view), finish_job(21, 1, 21, 9, "CREATE VIEW v AS SELECT 1", table=view),
+        remove_table(30, 9), finish_job(31, 2, 24, 9, "DROP VIEW v, w", table=view),
+    )  # fmt: skip
+    create, drop = made.ddls(1, LATER)
+    assert (shown(create), create.query) == ((21, 21, [(None, "shop.v")]), "CREATE VIEW v AS SELECT 1")
+    assert (shown(drop), drop.query) == ((31, 24, [("shop.v", None)]), "DROP VIEW `shop`.`v`")
+    assert create.tables[0].begun_ids == frozenset() == drop.tables[0].ended_ids
+    assert made.tables(25) == []
+
+
+def test_a_change_of_partitioning_is_told_once_although_the_table_gets_another_id_later() -> None:
+    made = history(
+        SHOP, put_table(10, a_table(7, "a")), finish_job(11, 1, 3, 7, "CREATE TABLE t", start_ts=9),
+        put_table(20, partitioned_table(7, 71, 72, columns=("a",))), remove_table(25, 7),
+        put_table(25, partitioned_table(8, 71, 72, columns=("a",))),
+        finish_job(27, 2, 71, 7, "PARTITION BY", start_ts=18),
+    )  # fmt: skip
+    assert [(event.commit_ts, event.query, event.further) for event in made.ddls(11, LATER)] == [
+        (20, "PARTITION BY", False),
+        (25, "", True),
+    ]
+
+
+def test_a_table_that_comes_back_is_created_by_its_description() -> None:
+    table = a_table(7, "a", name="back")
+    made = history(
+        SHOP, put_table(10, table), finish_job(10, 1, 3, 7, "CREATE TABLE back", start_ts=9),
+        remove_table(20, 7), finish_job(20, 2, 4, 7, "DROP TABLE back"),
+        put_table(30, table), finish_job(31, 3, 25, 7, "RECOVER TABLE back", start_ts=29),
+        remove_table(40, 7), remove_database(40, 1), finish_job(40, 4, 2, 0, "DROP DATABASE shop"),
+        put_database(50, 1, "shop"), put_table(50, table),
+        finish_job(51, 5, 63, 0, "FLASHBACK DATABASE shop", database_name="shop", start_ts=49),
+    )  # fmt: skip
+    recovered, dropped, flashed = made.ddls(20, LATER)
+    assert (recovered.recovers, recovered.query) == (True, create_table(table))
+    assert dropped.query == "DROP DATABASE shop"
+    assert (shown(flashed), flashed.query) == ((50, 63, [(None, "shop.back")]), "CREATE DATABASE `shop`")
+    assert (flashed.scope, flashed.recovers) == (DdlScope.DATABASE, True)
+
+
+def test_a_statement_that_came_too_late_is_not_told_again() -> None:
+    made = DdlHistory(job_wait_ms=0)
+    made.consume_kv_events(
+        raw([SHOP, put_table(10, a_table(7)), put_table(20, a_table(7, "a"))]), lambda: None
+    )
+    made.advance_resolved_ts(25)
+    made.consume_kv_events(raw([finish_job(30, 1, 5, 7, "ADD a", start_ts=15)]), lambda: None)
+    made.advance_resolved_ts(LATER)
+    assert told(made) == [(20, 5, "")]
+
+
+def test_every_finished_job_of_a_tidb_is_one_ddl_in_order() -> None:
+    changes = list(tidb_meta_changes())
+    made = history(*changes, resolved_ts=changes[-1][0])
+    events = [
+        event
+        for event in made.ddls(0, changes[-1][0])
+        if event.database not in SYSTEM_DATABASES and not event.further
+    ]
+    jobs = [job for change in changes if (job := read_job(change[2], change[3])) is not None]
+    names = {job.database_id: job.database.name for job in jobs if job.database is not None}
+    expected = [
+        job.type
+        for job in sorted(jobs, key=lambda job: job.schema_version)
+        if (names.get(job.database_id) or job.database_name) not in {*SYSTEM_DATABASES, ""}
+        and job.type not in {34, 36, 51, 57}  # sequences, placement policies and caches are TiDB's own
+        and not (job.type == 3 and job.table is not None and job.table.kind == "temporary table")
+    ]
+    assert [event.type for event in events] == expected
+    assert len(expected) == 113
+    assert all(event.query for event in events)
+    assert len({event.commit_ts for event in events}) == len(events)

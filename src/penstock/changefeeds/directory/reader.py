@@ -35,6 +35,7 @@ from penstock.changefeeds.sinks.storage import layout
 from penstock.changefeeds.sinks.storage.layout import decode_checkpoint
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_path
 from penstock.errors import Corrupt, Invalid
+from penstock.follow.ddl_events import OtherAction
 from penstock.object_storage import ObjectStorage
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import TableInfo
@@ -43,7 +44,7 @@ __all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableCha
 
 
 _KEYS_MAX = 100_000
-_RENAMES = frozenset({int(DdlAction.RENAME_TABLE), 25})  # 25: several tables in one statement
+_RENAMES = frozenset({int(DdlAction.RENAME_TABLE), int(OtherAction.RENAME_TABLES)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,11 @@ class Ddl:
     def name(self) -> str:
         """The name of the table, with its database, or of the database."""
         return f"{self.database}.{self.table.name}" if self.table else self.database
+
+    @property
+    def of_view(self) -> bool:
+        """Whether it creates or drops a view, which has no rows."""
+        return self.type in {OtherAction.CREATE_VIEW, OtherAction.DROP_VIEW}
 
 
 @dataclass(frozen=True, slots=True)

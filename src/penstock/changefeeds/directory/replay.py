@@ -12,6 +12,7 @@ from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, DecodedChange
 from penstock.changefeeds.directory.reader import Ddl, Delivery, TableChanges
 from penstock.clock import Clock
 from penstock.errors import Invalid
+from penstock.follow.ddl_events import OtherAction
 from penstock.kv import Transaction
 from penstock.kv.transact import transact
 from penstock.tables import Catalog, Table
@@ -109,12 +110,12 @@ class Replayer:
             self._replay_changes(delivery)
         elif delivery.table is None:
             self._replay_database(delivery)
-        else:
+        elif not delivery.of_view:
             self._replay_table(delivery, delivery.table)
 
     def _replay_database(self, ddl: Ddl) -> None:
         exists = self._has_database(ddl.database)
-        if ddl.type == DdlAction.CREATE_SCHEMA and not exists:
+        if ddl.type in {DdlAction.CREATE_SCHEMA, OtherAction.RECOVER_SCHEMA} and not exists:
             self._catalog.create_database(ddl.database)
         elif ddl.type == DdlAction.DROP_SCHEMA and exists:
             self._catalog.drop_database(ddl.database)

@@ -6,10 +6,11 @@ import pytest
 
 from penstock.changefeeds.filters import ColumnSelector
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
-from penstock.changefeeds.sinks.storage.remote_files import ddl_files
+from penstock.changefeeds.sinks.storage.schema_file import ddl_files
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 from penstock.tables.define import define_table
+from penstock.tables.statements import create_table
 
 URI = "memory:///?protocol=canal-json"
 OPTIONS = parse_sink_uri(URI)
@@ -108,14 +109,19 @@ def test_an_exchange_of_a_partition_is_told_by_the_partitioned_table() -> None:
     assert files(event) == [("db/p", event.query, 42), ("db/t", "", 0)]
 
 
-def test_several_new_tables_have_their_statement_once() -> None:
-    event = ddl(
-        "CREATE TABLE a ...; CREATE TABLE b ...",
-        60,
-        TableChange(None, table("a", 1)),
-        TableChange(None, table("b", 2)),
-    )
-    assert files(event) == [("db/a", event.query, 60), ("db/b", "", 0)]
+def test_several_new_tables_have_a_statement_each() -> None:
+    tables = [table("a", 1), table("b", 2)]
+    event = ddl("CREATE TABLE a; CREATE TABLE b", 60, *(TableChange(None, each) for each in tables))
+    assert files(event) == [
+        ("db/a", create_table(tables[0].table), 3),
+        ("db/b", create_table(tables[1].table), 3),
+    ]
+
+
+def test_a_database_that_comes_back_creates_itself_and_its_tables() -> None:
+    came = table("t", 1)
+    event = ddl("CREATE DATABASE `db`", 63, TableChange(None, came), scope=DdlScope.DATABASE)
+    assert files(event) == [("db", event.query, 63), ("db/t", create_table(came.table), 63)]
 
 
 def test_ids_and_selected_columns_are_as_the_options_say() -> None:

@@ -8,7 +8,6 @@ import io
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -28,19 +27,17 @@ from penstock.changefeeds.sinks.storage.layout import (
     number_in_index,
 )
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, choose_version
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, choose_version, ddl_files
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
+from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position, TableSpan
 from penstock.object_storage import LocalStorage, ObjectStorage
-from penstock.tables.ddl_jobs import DdlAction
 
 _log = logging.getLogger(__name__)
 
 _BLANK_TEXT_BYTES_MAX = 64  # a compressed empty text is smaller
-_EXCHANGE_PARTITION = 42  # TiDB's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,65 +414,3 @@ def _blank_parquet(schema: SchemaFile) -> bytes:
     rows = ParquetRows(SchemaVersion(schema.version, 0, table, schema.schema), table.columns)
     nothing = pa.RecordBatch.from_pylist([], schema=rows.schema)
     return parquet_file([rows.payload([nothing])], {})
-
-
-def ddl_files(event: DdlEvent, options: SinkOptions) -> list[tuple[str, SchemaFile]]:
-    """Return the schema files of a DDL with their paths: one per table, as it is after the DDL or was before.
-
-    A database has one file, or none where table ids are the paths. A statement on several tables is in the
-    first file only, unless it divides into one for each table: a consumer runs every statement once.
-    """
-    if event.scope is DdlScope.DATABASE or not event.tables:
-        file = SchemaFile(schema=event.database, version=event.commit_ts, query=event.query, type=event.type)
-        return [] if options.use_table_id_as_path else [(file.path(), file)]
-    tables = _subject_first(event)
-    statements = _statements(event, tables)
-    files: list[tuple[str, SchemaFile]] = []
-    for change, (query, kind) in zip(tables, statements, strict=True):
-        schema = change.after or change.before
-        assert schema is not None, "the table of a DDL exists before or after it"
-        file = SchemaFile.of(
-            schema,
-            event.commit_ts,
-            columns=selected_columns(schema, options.column_selectors),
-            with_ids=options.output_column_id,
-            query=query,
-            type=kind,
-        )
-        files.append((file.path(schema.table.id if options.use_table_id_as_path else 0), file))
-    return files
-
-
-def _subject_first(event: DdlEvent) -> list[TableChange]:
-    """Return the tables; of an exchange the partitioned one is first, because the statement alters it."""
-    if event.type != _EXCHANGE_PARTITION:
-        return list(event.tables)
-    return sorted(event.tables, key=lambda change: not _is_partitioned(change.after or change.before))
-
-
-def _is_partitioned(schema: SchemaVersion | None) -> bool:
-    return schema is not None and schema.table.physical_ids != (schema.table.id,)
-
-
-def _statements(event: DdlEvent, tables: Sequence[TableChange]) -> list[tuple[str, int]]:
-    if len(tables) > 1 and _renames_apart(tables):
-        return [(_rename(change), DdlAction.RENAME_TABLE) for change in tables]
-    return [(event.query, event.type), *[("", 0)] * (len(tables) - 1)]
-
-
-def _renames_apart(tables: Sequence[TableChange]) -> bool:
-    """Return whether a DDL only renames tables, to names that none of them had: in any order."""
-    if any(change.before is None or change.after is None for change in tables):
-        return False
-    pairs = [(change.before.name, change.after.name) for change in tables if change.before and change.after]
-    return {old for old, _ in pairs}.isdisjoint(new for _, new in pairs)
-
-
-def _rename(change: TableChange) -> str:
-    assert change.before is not None, "a rename has a table before it"
-    assert change.after is not None, "a rename has a table after it"
-    return f"RENAME TABLE {_quote_name(change.before)} TO {_quote_name(change.after)}"
-
-
-def _quote_name(schema: SchemaVersion) -> str:
-    return ".".join(f"`{name.replace('`', '``')}`" for name in (schema.database, schema.table.name))

@@ -7,14 +7,18 @@ It depends on the JSON being byte for byte what Go's encoder writes.
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.changefeeds.codecs.canal_json import MYSQL_TYPE_NAMES
+from penstock.changefeeds.filters import selected_columns
 from penstock.changefeeds.sinks.storage.layout import SchemaPath, parse_schema_path, schema_path
+from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.errors import Corrupt
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.ddl_events import DdlEvent, DdlScope, OtherAction, TableChange
+from penstock.follow.ddl_statements import rename_statement
 from penstock.tables.columns import (
     BLOBS,
     INTEGER_BITS,
@@ -24,9 +28,12 @@ from penstock.tables.columns import (
     ColumnFlag,
     ColumnInfo,
     FieldType,
+    SchemaState,
     Tp,
 )
+from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
+from penstock.tables.statements import create_table
 
 FORMAT_VERSION = 1
 _MOCK_COLUMN_ID = 100  # of the first column, in files without column ids
@@ -70,8 +77,11 @@ class SchemaColumn:
     elems: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, column: ColumnInfo, *, with_id: bool, primary: bool = False) -> Self:
-        """Describe a column of a table; `primary`: it belongs to the primary key, whatever its flags say."""
+    def of(cls, column: ColumnInfo, *, with_id: bool, primary: bool | None = None) -> Self:
+        """Describe a column of a table; `primary`: it belongs to the primary key; None: as its flag says.
+
+        The flag stays while the key is being dropped.
+        """
         kind = column.type
         return cls(
             name=column.name,
@@ -81,7 +91,7 @@ class SchemaColumn:
             precision=_precision(kind),
             scale=_scale(kind),
             not_null=kind.not_null,
-            primary=primary or bool(kind.flag & ColumnFlag.PRI_KEY),
+            primary=bool(kind.flag & ColumnFlag.PRI_KEY) if primary is None else primary,
             elems=kind.elems if kind.tp in {Tp.ENUM, Tp.SET} else (),
         )
 
@@ -196,9 +206,11 @@ class SchemaFile:
     ) -> Self:
         """Return the file of a table; `columns` are those that are sent, None for all."""
         sent = None if columns is None else set(columns)
-        keys = {column.id for column in schema.table.primary_key}
+        table = schema.table
+        keys = {column.id for column in table.primary_key}
+        leaving = any(index.primary and index.state is not SchemaState.PUBLIC for index in table.indexes)
         described = tuple(
-            SchemaColumn.of(column, with_id=with_ids, primary=column.id in keys)
+            SchemaColumn.of(column, with_id=with_ids, primary=column.id in keys if keys or leaving else None)
             for column in schema.table.stored_columns
             if sent is None or column.name in sent
         )
@@ -315,6 +327,63 @@ def choose_version(
     same = [path.version for path in parsed if path is not None and path.checksum == wanted.checksum]
     newest = max(same, default=None)
     return VersionChoice(newest, stale=newest is not None and newest > wanted.version)
+
+
+def ddl_files(event: DdlEvent, options: SinkOptions) -> list[tuple[str, SchemaFile]]:
+    """Return the schema files of a DDL with their paths: one per table, as it is after the DDL or was before.
+
+    A database has one file, or none where table ids are the paths; tables that come back with it have theirs.
+    A statement on several tables is in the first file only, unless it divides into one for each table: a
+    consumer runs every statement once.
+    """
+    files: list[tuple[str, SchemaFile]] = []
+    tables = _subject_first(event)
+    if event.scope is DdlScope.DATABASE or not event.tables:
+        file = SchemaFile(schema=event.database, version=event.commit_ts, query=event.query, type=event.type)
+        files += [] if options.use_table_id_as_path else [(file.path(), file)]
+        tables = tables if event.recovers else []
+    for change, (query, kind) in zip(tables, _statements(event, tables), strict=True):
+        schema = change.after or change.before
+        assert schema is not None, "the table of a DDL exists before or after it"
+        file = SchemaFile.of(
+            schema,
+            event.commit_ts,
+            columns=selected_columns(schema, options.column_selectors),
+            with_ids=options.output_column_id,
+            query=query,
+            type=kind,
+        )
+        files.append((file.path(schema.table.id if options.use_table_id_as_path else 0), file))
+    return files
+
+
+def _subject_first(event: DdlEvent) -> list[TableChange]:
+    """Return the tables; of an exchange the partitioned one is first, because the statement alters it."""
+    if event.type != OtherAction.EXCHANGE_PARTITION:
+        return list(event.tables)
+    return sorted(event.tables, key=lambda change: not _is_partitioned(change.after or change.before))
+
+
+def _is_partitioned(schema: SchemaVersion | None) -> bool:
+    return schema is not None and schema.table.physical_ids != (schema.table.id,)
+
+
+def _statements(event: DdlEvent, tables: Sequence[TableChange]) -> list[tuple[str, int]]:
+    creates = event.type == OtherAction.CREATE_TABLES or event.scope is DdlScope.DATABASE
+    if creates and all(change.after is not None for change in tables):
+        kind = DdlAction.CREATE_TABLE if event.type == OtherAction.CREATE_TABLES else event.type
+        return [(create_table(change.after.table), kind) for change in tables if change.after is not None]
+    if len(tables) > 1 and _renames_apart(tables):
+        return [(rename_statement([change]), DdlAction.RENAME_TABLE) for change in tables]
+    return [(event.query, event.type), *[("", 0)] * (len(tables) - 1)]
+
+
+def _renames_apart(tables: Sequence[TableChange]) -> bool:
+    """Return whether a DDL only renames tables, to names that none of them had: in any order."""
+    if any(change.before is None or change.after is None for change in tables):
+        return False
+    pairs = [(change.before.name, change.after.name) for change in tables if change.before and change.after]
+    return {old for old, _ in pairs}.isdisjoint(new for _, new in pairs)
 
 
 def _primary_index(columns: tuple[ColumnInfo, ...], keys: list[int]) -> IndexInfo:

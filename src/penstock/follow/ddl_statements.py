@@ -1,0 +1,142 @@
+"""The statements that consumers run for DDLs, from the jobs that TiDB recorded. Pure.
+
+A consumer selects the database of the DDL, then runs the statement. So names of tables may stand without
+their databases, except where a statement names several tables: those are written anew, with the databases. A
+recorded text may also name more than its job did: DROP TABLE a, b has one job for each table.
+"""
+
+import re
+from collections.abc import Sequence
+
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.ddl_events import OtherAction, TableChange
+from penstock.tables.ddl_jobs import DdlAction, DdlJob
+from penstock.tables.portable_sql import Charset, copies_table, portable_statement
+from penstock.tables.statements import create_table, quote
+
+_NAME = r"`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[^\s`\"]+"
+_EXCHANGED = re.compile(rf"\bEXCHANGE\s+PARTITION\s+({_NAME})\s+WITH\s+TABLE\b", re.IGNORECASE)
+_UNCHECKED = re.compile(r"\bWITHOUT\s+VALIDATION\b", re.IGNORECASE)
+_SPARE_NAME = "_penstock_renamed"
+
+
+def ddl_statement(job: DdlJob, tables: Sequence[TableChange]) -> str:
+    """Return the statement of a job that changed some tables, which TiDB, MySQL and MariaDB run."""
+    rewrite = _REWRITES.get(job.type)
+    rewritten = (
+        rewrite(job, tables) if rewrite is not None and (tables or job.type in _WITHOUT_TABLES) else ""
+    )
+    if rewritten:
+        return rewritten
+    charset = None
+    if job.type == DdlAction.CREATE_SCHEMA and job.database is not None:
+        charset = Charset(job.database.charset, job.database.collate)
+    if job.type == DdlAction.CREATE_TABLE and tables and tables[0].after is not None:
+        charset = Charset(tables[0].after.table.charset, tables[0].after.table.collate)
+    return portable_statement(job.query, sql_mode=sql_mode_of(job), charset=charset)
+
+
+def sql_mode_of(job: DdlJob) -> int:
+    """Return TiDB's number of the mode in which a job's statement was typed."""
+    return int(job.extra.get("sql_mode") or 0)
+
+
+def rename_statement(tables: Sequence[TableChange]) -> str:
+    """Return one statement that renames tables, whose names may go round in a circle."""
+    left = {
+        _full_name(change.before): _full_name(change.after)
+        for change in tables
+        if change.before is not None and change.after is not None
+    }
+    steps: list[str] = []
+    while left:
+        free = [old for old, new in left.items() if new not in left]
+        if free:
+            steps += [f"{old} TO {left.pop(old)}" for old in free[:1]]
+            continue
+        old, new = next(iter(left.items()))
+        spare = f"{old.rpartition('.')[0]}.{quote(f'{_SPARE_NAME}_{len(steps)}')}"
+        steps.append(f"{old} TO {spare}")
+        left = {**{before: after for before, after in left.items() if before != old}, spare: new}
+    return f"RENAME TABLE {', '.join(steps)}"
+
+
+def _full_name(schema: SchemaVersion | None) -> str:
+    assert schema is not None, "the table exists on this side of the DDL"
+    return f"{quote(schema.database)}.{quote(schema.table.name)}"
+
+
+def _create(job: DdlJob, tables: Sequence[TableChange]) -> str:
+    """Return CREATE TABLE by the description where the text names another table, or there is no text."""
+    after = tables[0].after
+    copied = not job.query or copies_table(job.query, sql_mode=sql_mode_of(job))
+    return create_table(after.table) if after is not None and copied else ""
+
+
+def _create_again(job: DdlJob, tables: Sequence[TableChange]) -> str:
+    """Return the statement for a table that comes back: other databases cannot recover one."""
+    del job
+    after = tables[0].after
+    return create_table(after.table) if after is not None else ""
+
+
+def _create_database_again(job: DdlJob, tables: Sequence[TableChange]) -> str:
+    del tables
+    name = job.database_name or (job.database.name if job.database is not None else "")
+    tree = (job.extra.get("raw_args") or {}).get("recover_info") or {} if isinstance(job.extra, dict) else {}
+    charset = Charset(tree.get("charset") or "", tree.get("collate") or "")
+    return portable_statement(f"CREATE DATABASE {quote(name)}", charset=charset if charset.charset else None)
+
+
+def _drop(job: DdlJob, tables: Sequence[TableChange]) -> str:
+    view = job.type == OtherAction.DROP_VIEW
+    before = tables[0].before
+    return f"DROP {'VIEW' if view else 'TABLE'} {_full_name(before)}" if before is not None else ""
+
+
+def _truncate(job: DdlJob, tables: Sequence[TableChange]) -> str:
+    del job
+    return f"TRUNCATE TABLE {_full_name(tables[0].after)}" if tables[0].after is not None else ""
+
+
+def _rename(job: DdlJob, tables: Sequence[TableChange]) -> str:
+    del job
+    return rename_statement([change for change in tables if _is_renamed(change)])
+
+
+def _is_renamed(change: TableChange) -> bool:
+    return bool(change.before and change.after and change.before.name != change.after.name)
+
+
+def _exchange(job: DdlJob, tables: Sequence[TableChange]) -> str:
+    found = _EXCHANGED.search(job.query)
+    parted = [change.after for change in tables if change.after and is_partitioned_version(change.after)]
+    plain = [change.after for change in tables if change.after and not is_partitioned_version(change.after)]
+    if found is None or len(parted) != 1 or len(plain) != 1:
+        return ""
+    name = found[1]
+    name = name[1:-1].replace(name[0] * 2, name[0]) if name[0] in '`"' else name
+    unchecked = " WITHOUT VALIDATION" if _UNCHECKED.search(job.query) else ""
+    return (
+        f"ALTER TABLE {_full_name(parted[0])} EXCHANGE PARTITION {quote(name)} WITH TABLE"
+        f" {_full_name(plain[0])}{unchecked}"
+    )
+
+
+def is_partitioned_version(schema: SchemaVersion) -> bool:
+    """Return whether the rows of a table are in partitions."""
+    return schema.table.physical_ids != (schema.table.id,)
+
+
+_REWRITES = {
+    int(DdlAction.CREATE_TABLE): _create,
+    int(DdlAction.DROP_TABLE): _drop,
+    int(DdlAction.TRUNCATE_TABLE): _truncate,
+    int(DdlAction.RENAME_TABLE): _rename,
+    int(OtherAction.DROP_VIEW): _drop,
+    int(OtherAction.RECOVER_TABLE): _create_again,
+    int(OtherAction.RECOVER_SCHEMA): _create_database_again,
+    int(OtherAction.EXCHANGE_PARTITION): _exchange,
+    int(OtherAction.RENAME_TABLES): _rename,
+}
+_WITHOUT_TABLES = frozenset({int(OtherAction.RECOVER_SCHEMA)})
