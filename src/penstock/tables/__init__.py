@@ -8,6 +8,7 @@ from penstock.tables.columns import ColumnInfo
 from penstock.tables.ddl_jobs import RunningJob
 from penstock.tables.decoding.decoder import Decoded, RowDecoder, TidbRowDecoder
 from penstock.tables.define import Index, define_table
+from penstock.tables.partitions import PartitionBy
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.schema import DatabaseInfo, IndexInfo, TableInfo
 
@@ -30,6 +31,7 @@ __all__ = [
     "Index",
     "IndexInfo",
     "Op",
+    "PartitionBy",
     "RowDecoder",
     "RunningJob",
     "SchemaSnapshot",

@@ -28,6 +28,7 @@ from penstock.tables.define import (
     with_index_flags,
     with_origin_default,
 )
+from penstock.tables.partitions import check_unique
 from penstock.tables.schema import IndexColumn, TableInfo
 
 _KEPT_FLAGS = ColumnFlag.PRI_KEY | ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_KEY
@@ -130,6 +131,8 @@ def _check_not_in_expressions(table: TableInfo, column: ColumnInfo) -> None:
 def begin_index(table: TableInfo, index: Index) -> tuple[TableInfo, int]:
     """Return the table with an index that is delete-only, and the index's id."""
     added = with_index(table, index).indexes[-1]
+    if table.physical_ids != (table.id,):
+        check_unique(table, added)
     waiting = replace(added, state=SchemaState.DELETE_ONLY)
     return replace(table, indexes=(*table.indexes, waiting), max_index_id=added.id), added.id
 

@@ -20,6 +20,7 @@ from penstock.tables.define import Index, define_column, define_table
 from penstock.tables.guard import Guards
 from penstock.tables.meta import MetaReader
 from penstock.tables.online_ddl import OnlineDdl, Progress
+from penstock.tables.partitions import PartitionBy
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot, split_name
 from penstock.tables.statements import quote
@@ -169,11 +170,14 @@ class Catalog:
         indexes: Sequence[Index] = (),
         clustered: bool = True,
         comment: str = "",
+        partition_by: PartitionBy | None = None,
         if_not_exists: bool = False,
     ) -> TableInfo:
         """Make `database.table`. Columns are pairs of a name and a MySQL definition, as in `define_table`.
 
-        With `if_not_exists`, return the table that has the name already, whatever its columns.
+        `partition_by` divides its rows, as in `PartitionBy.hash("id", 4)`; the primary key and every unique
+        index must have the columns that decide. With `if_not_exists`, return the table that has the name
+        already, whatever its columns.
         """
         database, table_name = split_name(name)
         definition = define_table(
@@ -183,6 +187,7 @@ class Catalog:
             indexes=indexes,
             clustered=clustered,
             comment=comment,
+            partition_by=partition_by,
         )
 
         def create(change: SchemaChange) -> TableInfo:

@@ -102,7 +102,7 @@ class SchemaChange:
         """Make a table from a definition; raise Invalid when the name is taken."""
         database = self.schema.database(database_name)
         self._check_free(database, definition.name)
-        table = replace(definition, id=self._meta.next_id(), update_ts=self._start_ts)
+        table = self._with_new_ids(definition)
         self._meta.put_table(database.id, table)
         self._finish(
             _Change(DdlAction.CREATE_TABLE, statements.create_table(table), database, table, table.id)
@@ -123,7 +123,7 @@ class SchemaChange:
         database, old = self.schema.place(name)
         self._check_idle(old)
         extra = {name: member for name, member in old.extra.items() if name != "old_schema_id"}
-        table = replace(old, id=self._meta.next_id(), update_ts=self._start_ts, extra=extra)
+        table = self._with_new_ids(replace(old, extra=extra))
         self._meta.delete_table(database.id, old)
         self._meta.put_table(database.id, table)
         query = f"TRUNCATE TABLE {quote(database.name)}.{quote(table.name)}"
@@ -246,6 +246,14 @@ class SchemaChange:
         for job in self.running.values():
             if job.table_id == table.id:
                 self._meta.delete_running_job(job.id)
+
+    def _with_new_ids(self, table: TableInfo) -> TableInfo:
+        made = replace(table, id=self._meta.next_id(), update_ts=self._start_ts)
+        partition = made.extra.get("partition")
+        if not partition or not partition.get("enable"):
+            return made
+        parts = [{**part, "id": self._meta.next_id()} for part in partition["definitions"]]
+        return replace(made, extra={**made.extra, "partition": {**partition, "definitions": parts}})
 
     def _check_free(self, database: DatabaseInfo, name: str) -> None:
         if name.lower() in self.schema.tables[database.id]:

@@ -27,6 +27,7 @@ from penstock.tables.columns import (
     SchemaState,
     Tp,
 )
+from penstock.tables.partitions import PartitionBy, Partitions, check_unique
 from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
 from penstock.tables.values import VECTOR_DIMENSION_MAX, to_datum, zero_value
 
@@ -270,11 +271,13 @@ def define_table(
     indexes: Sequence[Index] = (),
     clustered: bool = True,
     comment: str = "",
+    partition_by: PartitionBy | None = None,
 ) -> TableInfo:
     """Return a table without an id, which the catalog assigns.
 
     Columns are pairs of a name and a MySQL definition. The primary key is in a definition or in
-    `primary_key`; a clustered one is the key of the row. Raise Invalid when a definition is wrong.
+    `primary_key`; a clustered one is the key of the row. `partition_by` divides the table. Raise Invalid when
+    a definition is wrong.
     """
     check_name("table", name)
     defined, keys, unique = [], list(primary_key), list[Index]()
@@ -288,7 +291,17 @@ def define_table(
     table = _with_primary_key(table, keys, clustered=clustered)
     for index in (*unique, *indexes):
         table = with_index(table, index)
-    return table
+    return table if partition_by is None else _divide(table, partition_by)
+
+
+def _divide(table: TableInfo, by: PartitionBy) -> TableInfo:
+    divided = replace(table, extra={**table.extra, "partition": by.describe(table)})
+    Partitions(divided)
+    if divided.primary_key:
+        check_unique(divided, None)
+    for index in divided.indexes:
+        check_unique(divided, index)
+    return divided
 
 
 def _column(name: str, text: str, offset: int) -> tuple[ColumnInfo, bool, bool]:

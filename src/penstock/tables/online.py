@@ -22,6 +22,7 @@ from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.columns import ColumnFlag, ColumnInfo, SchemaState
 from penstock.tables.conversion import can_convert, convert
 from penstock.tables.indexes import check_condition, written_indexes
+from penstock.tables.partitions import Partitions
 from penstock.tables.records import Record, origin_cell
 from penstock.tables.schema import IndexInfo, TableInfo
 from penstock.tables.values import datum_of_cell
@@ -130,7 +131,7 @@ def check_writable(name: str, table: TableInfo) -> None:
     index entries and hidden columns.
     """
     if table.physical_ids != (table.id,):
-        raise Invalid(f"{name} is partitioned; Penstock does not write it")
+        partitions_of(name, table)
     if any(column.generated_expr and (column.generated_stored or column.hidden) for column in table.columns):
         raise Invalid(
             f"{name} has generated columns that are stored or indexed; Penstock does not compute them"
@@ -142,6 +143,14 @@ def check_writable(name: str, table: TableInfo) -> None:
         check_condition(table, index)
     if _is_out_of_reach(table):
         raise Unavailable(f"the schema of {name} is being changed; wait until the change is finished")
+
+
+def partitions_of(name: str, table: TableInfo) -> Partitions:
+    """Return what finds the partitions of a table's rows; raise Invalid when Penstock cannot know them."""
+    try:
+        return Partitions(table)
+    except (Invalid, KeyError, ValueError) as error:
+        raise Invalid(f"{name} is partitioned in a way that Penstock does not follow: {error}") from error
 
 
 def _is_out_of_reach(table: TableInfo) -> bool:
@@ -159,6 +168,7 @@ def _is_out_of_reach(table: TableInfo) -> bool:
             states & ({column.state for column in table.columns} | {index.state for index in table.indexes})
         )
         or bool(table.extra.get("exchange_partition_info"))
+        or any((table.extra.get("partition") or {}).get(member) for member in _CHANGED_PARTITIONS)
         or any(not can_convert(table.columns[source].type, hidden.type) for hidden, source in changing)
     )
 
@@ -196,7 +206,6 @@ def _shape(table: TableInfo, known: set[int] | None = None) -> Sequence[Any]:
         )
         for index in table.indexes
     }
-    partition = table.extra.get("partition") or {}
     return (
         table.state,
         table.handle_kind,
@@ -204,6 +213,6 @@ def _shape(table: TableInfo, known: set[int] | None = None) -> Sequence[Any]:
         columns,
         indexes,
         table.physical_ids,
-        [partition.get(member) for member in _CHANGED_PARTITIONS],
+        table.extra.get("partition") or None,
         table.extra.get("exchange_partition_info"),
     )

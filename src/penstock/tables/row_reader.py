@@ -1,7 +1,9 @@
 """Reads of a table's rows in one view of the store: by key, by index, in order."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import merge
+from itertools import islice
 from typing import Any, NamedTuple
 
 from penstock.errors import Invalid
@@ -21,6 +23,8 @@ from penstock.tables.keys import (
     record_key,
     record_range,
 )
+from penstock.tables.online import partitions_of
+from penstock.tables.partitions import Partitions
 from penstock.tables.records import (
     Record,
     check_datum,
@@ -51,17 +55,29 @@ class RowReader:
 
     def refs(self, keys: Sequence[Any]) -> list[RowRef | None]:
         """Return where rows are by their primary keys; None for a key that the table does not have."""
-        if len(self.table.physical_ids) != 1 or self.table.physical_ids[0] != self.table.id:
-            raise Invalid(f"{self.name} is partitioned; it can only be scanned")
         if self.table.handle_kind is not HandleKind.ROWID:
             records = [self._key_record(key) for key in keys]
             return [RowRef(self.home(record), handle_of(self.table, record)) for record in records]
         return self._row_ids_of(keys)
 
     def home(self, record: Record) -> int:
-        """Return the id of the physical table that a row belongs to."""
-        del record
-        return self.table.id
+        """Return the id of the physical table of a row; raise Invalid when no partition takes it."""
+        return self.table.id if self._partitions is None else self._partitions.locate(record)
+
+    @cached_property
+    def _partitions(self) -> Partitions | None:
+        if self.table.physical_ids == (self.table.id,):
+            return None
+        return partitions_of(self.name, self.table)
+
+    def _by_row_id(self, handles: Sequence[Handle]) -> list[RowRef | None]:
+        """Return where rows are by their implicit numbers, which are unique over all partitions."""
+        if self._partitions is None:
+            return [RowRef(self.table.id, handle) for handle in handles]
+        refs = {RowRef(number, handle) for number in self.table.physical_ids for handle in handles}
+        keys = {record_key(*ref): ref for ref in refs}
+        found = {keys[key].handle: keys[key] for key in self._view.batch_get(sorted(keys))}
+        return [found.get(handle) for handle in handles]
 
     def _row_ids_of(self, keys: Sequence[Any]) -> list[RowRef | None]:
         primary = self.table.primary_index
@@ -70,27 +86,22 @@ class RowReader:
             handles = [key if handle is None else handle for key, handle in zip(keys, by_id, strict=True)]
             if not all(isinstance(key, int) for key in handles):
                 raise Invalid(f"{self.name} has no primary key; name its rows by {ROWID_COLUMN}, an int")
-            return [RowRef(self.table.id, handle) for handle in handles]
-        homes = [
+            return self._by_row_id(handles)
+        given = iter(self._by_row_id([handle for handle in by_id if handle is not None]))
+        entries = [
             None if handle is not None else self._primary_entry(primary, key)
             for key, handle in zip(keys, by_id, strict=True)
         ]
-        values = self._view.batch_get([home[1] for home in homes if home is not None])
-        found: list[RowRef | None] = []
-        for home, handle in zip(homes, by_id, strict=True):
-            if home is None:
-                found.append(RowRef(self.table.id, handle or 0))
-            elif home[1] in values:
-                found.append(RowRef(home[0], indexes.handle_in(primary, home[1], values[home[1]])))
-            else:
-                found.append(None)
-        return found
+        values = self._view.batch_get([entry for entry in entries if entry is not None])
+        return [
+            next(given) if key is None else _ref_of(primary, key, values[key]) if key in values else None
+            for key in entries
+        ]
 
-    def _primary_entry(self, primary: IndexInfo, key: Any) -> tuple[int, bytes]:
+    def _primary_entry(self, primary: IndexInfo, key: Any) -> bytes:
         record = self._key_record(key)
-        home = self.home(record)
-        partition_id = None if home == self.table.id else home
-        return home, indexes.entry(self.table, primary, record, 0, partition_id).key
+        local = self._partitions is not None and not primary.is_global
+        return indexes.entry(self.table, primary, record, 0, self.home(record) if local else None).key
 
     def _key_record(self, key: Any) -> Record:
         columns = self.table.primary_key
@@ -143,12 +154,10 @@ class RowReader:
             pairs = merge(*pages, key=lambda pair: pair[0][PREFIX_BYTES:])
             records = [read_record(self.table, key, value) for key, value in pairs]
         else:
-            pages = [self._scan(index_prefix(number, index.id) + parts) for number in self.table.physical_ids]
+            owners = (self.table.id,) if index.is_global else self.table.physical_ids
+            pages = [self._scan(index_prefix(number, index.id) + parts) for number in owners]
             pairs = merge(*pages, key=lambda pair: pair[0][PREFIX_BYTES:])
-            refs = [
-                RowRef(decode_index_prefix(key)[0], indexes.handle_in(index, key, value))
-                for key, value in pairs
-            ]
+            refs = [_ref_of(index, key, value) for key, value in pairs]
             by_place = self.read(refs)
             records = [by_place[place] for place in sorted(by_place)]
         return (record for record in records if _matches(columns, sought, record))
@@ -163,16 +172,14 @@ class RowReader:
 
     def records(self, start: Any, end: Any, limit: int | None) -> Iterator[tuple[bytes, bytes]]:
         """Yield keys and values of the rows between two primary keys (or row ids), in order."""
-        left = limit
+        pages = []
         for table_id in self.table.physical_ids:
             lower, upper = record_range(table_id)
             lower = lower if start is None else lower + self._bound_key(start)
             upper = upper if end is None else record_range(table_id)[0] + self._bound_key(end)
-            for pair in self._range(lower, upper, left) if lower < upper else ():
-                yield pair
-                left = None if left is None else left - 1
-            if left == 0:
-                return
+            pages.append(self._range(lower, upper, limit) if lower < upper else iter(()))
+        in_order = pages[0] if len(pages) == 1 else merge(*pages, key=lambda pair: pair[0][PREFIX_BYTES:])
+        return islice(in_order, limit)
 
     def _bound_key(self, key: Any) -> bytes:
         if self.table.handle_kind is HandleKind.COMMON and self.table.primary_index is not None:
@@ -185,6 +192,12 @@ class RowReader:
         if not isinstance(key, int):
             raise Invalid(f"rows of {self.name} are in the order of their row ids; bound the scan by an int")
         return encode_handle(key)
+
+
+def _ref_of(index: IndexInfo, key: bytes, value: bytes) -> RowRef:
+    partition_id = indexes.split_value(value).partition_id if index.is_global else None
+    physical_id = decode_index_prefix(key)[0] if partition_id is None else partition_id
+    return RowRef(physical_id, indexes.handle_in(index, key, value))
 
 
 def _sought_datum(column: ColumnInfo, value: Any) -> Datum:

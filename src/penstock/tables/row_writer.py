@@ -127,14 +127,15 @@ class RowWriter(RowReader):
         for ref, old, new in changes:
             known = self._form.recall(old)
             whole = None if new is None else self._form.complete(new, old)
-            if whole is None:
+            target = ref if whole is None else RowRef(self.home(whole), ref.handle)
+            if whole is None or target != ref:
                 self._txn.delete(record_key(*ref))
-            else:
-                self._txn.put(record_key(*ref), value_of(self.table, whole, self._form.columns))
+            if whole is not None:
+                self._txn.put(record_key(*target), value_of(self.table, whole, self._form.columns))
             for index in self._form.removed:
                 is_added = whole is not None and index in self._form.added
                 gone = self._entry(index, known, ref) if self._form.covers(index, known) else None
-                made = self._entry(index, whole, ref) if whole is not None and is_added else None
+                made = self._entry(index, whole, target) if whole is not None and is_added else None
                 if gone is None or made is None or gone.key != made.key:
                     added.append(made)
                     if gone is not None and (is_added or not self._keeps(index, whole, ref, gone)):
