@@ -138,7 +138,9 @@ class SchemaColumn:
         charset = ("utf8mb4", "utf8mb4_bin") if _is_text(name) else ("binary", "binary")
         sizes = (_size(self.precision, self.name), _size(self.scale, self.name))
         kind = FieldType(_TYPES[name], flags, *sizes, *charset, self.elems)
-        return ColumnInfo(int(self.id or mock_id), self.name, offset, kind, default=self.default)
+        return ColumnInfo(
+            int(self.id or mock_id), self.name, offset, kind, default=_read_default(kind, self.default)
+        )
 
 
 def _is_written(name: str, value: Any) -> bool:
@@ -172,6 +174,13 @@ def _default(column: ColumnInfo) -> Any:
         raw = column.default.to_bytes(max((column.type.flen + 7) // 8, 1), "big")
         return go_text(raw)
     return column.default
+
+
+def _read_default(kind: FieldType, default: Any) -> Any:
+    """Return a default as a column has it. Of bits, TiCDC keeps only bytes below 128: others are unknown."""
+    if kind.tp is not Tp.BIT or not isinstance(default, str):
+        return default
+    return int.from_bytes(default.encode("ascii"), "big") if default.isascii() else None
 
 
 def _size(text: str, column: str) -> int:
