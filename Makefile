@@ -10,7 +10,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 # Every process would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check soak lint types collect setup java chromium proto format docs bench versions clean
+.PHONY: demo test check soak judges lint types collect setup java chromium proto format docs bench versions clean
 
 demo: setup
 	@$(BIN)/penstock demo
@@ -29,6 +29,15 @@ soak: setup # campaigns in their whole length: properties, simulations, processe
 		tests/properties tests/simulation tests/integration/changefeeds/endtoend \
 		tests/integration/eventstore/test_killed_at_any_moment.py \
 		tests/integration/jobs/test_killed_runners.py tests/integration/jobs/test_killed_first_syncs.py
+
+JUDGES := build/judges
+judges: setup # TiDB and TiCDC's storage consumer say whether we are right; needs Go and MariaDB
+	@./tools/ensure-go
+	@./tools/ensure-mariadb
+	@echo "building TiDB and TiCDC's storage consumer, for about ten minutes the first time"
+	@mkdir -p $(JUDGES)
+	@cd tests/judges/go && go build -buildvcs=false -o ../../../$(JUDGES)/ ./tidb-recorder github.com/pingcap/tiflow/cmd/storage-consumer
+	@$(BIN)/pytest --timeout 3600 tests/judges
 
 setup: java $(STAMP)
 
