@@ -40,6 +40,7 @@ _FILE_OPTIONS = (
     "enable_partition_separator",
     "file_index_digit",
     "output_column_id",
+    "schema_files",
     "column_selectors",
 )  # what a consumer assumes of all files of a version
 

@@ -191,7 +191,7 @@ def test_every_type_there_is_has_a_name() -> None:
 
 def test_columns_say_their_ids_elements_and_keys_where_they_have_them() -> None:
     kind = FieldType(Tp.ENUM, KEY, 1, 0, *TEXT, ("a", "b"))
-    column = SchemaColumn.of(ColumnInfo(7, "c", 0, kind), with_id=True)
+    column = SchemaColumn.of(ColumnInfo(7, "c", 0, kind), with_id=True, ticdc_elems=True)
     assert column.to_json() == {
         "ColumnId": "7",
         "ColumnName": "c",
@@ -200,6 +200,20 @@ def test_columns_say_their_ids_elements_and_keys_where_they_have_them() -> None:
         "ColumnIsPk": "true",
         "ColumnElems": ["a", "b"],
     }
+
+
+def test_elements_stand_outside_of_the_checksum_for_readers_that_do_not_know_them() -> None:
+    kind = FieldType(Tp.SET, NO_FLAGS, 1, 0, *TEXT, ("a", "b"))
+    made = SchemaColumn.of(ColumnInfo(7, "c", 0, kind), with_id=False)
+    assert made.to_json() == {"ColumnName": "c", "ColumnType": "SET", "ColumnElements": ["a", "b"]}
+    file = SchemaFile(schema="shop", table="t", version=5, columns=(made,))
+    assert file.checksum == replace(file, columns=(replace(made, elems=()),)).checksum
+    ticdc = replace(file, columns=(replace(made, ticdc_elems=True),))
+    assert ticdc.checksum != file.checksum
+    for written in (file, ticdc):
+        again = SchemaFile.from_json(written.to_json())
+        assert (again, again.checksum) == (written, written.checksum)
+        assert again.table_info().columns[0].type.elems == ("a", "b")
 
 
 def test_an_empty_default_is_not_a_missing_one() -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from penstock.changefeeds.codecs.options import (
     BinaryEncoding,
@@ -44,6 +44,10 @@ _CSV_DEFAULTS = CsvOptions()
 _EVERY_NIGHT = CronSpec("0 0 2 * * *")
 
 
+SchemaFiles = Literal["tiflow", "ticdc"]
+"""Whose schema files are written: pingcap/tiflow's (up to v9.0.0-beta.1), or the newer pingcap/ticdc's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
     """The options of one changefeed's sink. They can be pickled, and show no secret."""
@@ -68,6 +72,7 @@ class SinkOptions:
     enable_table_across_nodes: bool = False
     file_index_digit: int = 20
     output_column_id: bool = False
+    schema_files: SchemaFiles = "tiflow"
     file_expiration_days: int = 0
     file_cleanup_cron_spec: CronSpec = _EVERY_NIGHT
     column_selectors: tuple[ColumnSelector, ...] = ()
@@ -296,6 +301,7 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "enable-table-across-nodes": _boolean,
     "file-index-digit": _within(6, 20, 20),
     "output-column-id": _boolean,
+    "schema-files": _one_of(get_args(SchemaFiles)),
     "file-expiration-days": _days,
     "file-cleanup-cron-spec": _cron,
 }

@@ -290,6 +290,7 @@ class RemoteFiles:
             schema.since_ts,
             columns=selected_columns(schema, self._options.column_selectors),
             with_ids=self._options.output_column_id,
+            ticdc_elems=self._options.schema_files == "ticdc",
         )
         wanted = file.path_parts(dispatcher.table_id if by_id else 0)
         path = layout.schema_path(wanted)

@@ -1,7 +1,9 @@
 """Schema files: the columns of one version of a table, and the DDL that led to it. Pure.
 
 The checksum in a file's name covers names and columns, whatever their order, but not the version or the DDL.
-It depends on the JSON being byte for byte what Go's encoder writes.
+It depends on the JSON being byte for byte what Go's encoder writes. Readers of TiCDC check it, and they know
+different members: pingcap/ticdc has `ColumnElems`, the elements of ENUM and SET; pingcap/tiflow has not. By
+default they stand in a member that both ignore, outside of the checksum, so that both read the files.
 """
 
 import json
@@ -57,14 +59,19 @@ _APPROXIMATE = frozenset({Tp.FLOAT, Tp.DOUBLE})
 _TIMES = frozenset({Tp.TIMESTAMP, Tp.DATETIME, Tp.DURATION})
 _MEMBERS = (
     *("ColumnId", "ColumnName", "ColumnType", "ColumnDefault", "ColumnPrecision", "ColumnScale"),
-    *("ColumnNullable", "ColumnIsPk", "ColumnElems"),
+    *("ColumnNullable", "ColumnIsPk"),
 )
+_TICDC_ELEMS = "ColumnElems"
+_OTHER_ELEMS = "ColumnElements"
 _REQUIRED_MEMBERS = frozenset({"ColumnName", "ColumnType"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaColumn:
-    """One column. Everything except the default is text; an empty member is not written."""
+    """One column. Everything except the default is text; an empty member is not written.
+
+    `ticdc_elems`: elements are written as pingcap/ticdc writes them, and the checksum covers them.
+    """
 
     name: str
     type: str
@@ -75,9 +82,12 @@ class SchemaColumn:
     not_null: bool = False
     primary: bool = False
     elems: tuple[str, ...] = ()
+    ticdc_elems: bool = False
 
     @classmethod
-    def of(cls, column: ColumnInfo, *, with_id: bool, primary: bool | None = None) -> Self:
+    def of(
+        cls, column: ColumnInfo, *, with_id: bool, primary: bool | None = None, ticdc_elems: bool = False
+    ) -> Self:
         """Describe a column of a table; `primary`: it belongs to the primary key; None: as its flag says.
 
         The flag stays while the key is being dropped.
@@ -93,18 +103,26 @@ class SchemaColumn:
             not_null=kind.not_null,
             primary=bool(kind.flag & ColumnFlag.PRI_KEY) if primary is None else primary,
             elems=kind.elems if kind.tp in {Tp.ENUM, Tp.SET} else (),
+            ticdc_elems=ticdc_elems,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the members in the order of the file."""
+        other = {_OTHER_ELEMS: list(self.elems)} if self.elems and not self.ticdc_elems else {}
+        return {**self.covered, **other}
+
+    @property
+    def covered(self) -> dict[str, Any]:
+        """The members that the checksum covers, in the order of the file."""
         values = (
             *(self.id, self.name, self.type, self.default, self.precision, self.scale),
-            *("false" if self.not_null else "", "true" if self.primary else "", list(self.elems)),
+            *("false" if self.not_null else "", "true" if self.primary else ""),
         )
         members = zip(_MEMBERS, values, strict=True)
-        return {
+        written = {
             name: value for name, value in members if name in _REQUIRED_MEMBERS or _is_written(name, value)
         }
+        return {**written, **({_TICDC_ELEMS: list(self.elems)} if self.elems and self.ticdc_elems else {})}
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> Self:
@@ -119,7 +137,8 @@ class SchemaColumn:
                 scale=str(tree.get("ColumnScale", "")),
                 not_null=tree.get("ColumnNullable") == "false",
                 primary=tree.get("ColumnIsPk") == "true",
-                elems=tuple(map(str, tree.get("ColumnElems") or ())),
+                elems=tuple(map(str, tree.get(_TICDC_ELEMS) or tree.get(_OTHER_ELEMS) or ())),
+                ticdc_elems=bool(tree.get(_TICDC_ELEMS)),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise Corrupt("a column of a schema file has no name or no type; keep the file") from error
@@ -210,6 +229,7 @@ class SchemaFile:
         *,
         columns: Iterable[str] | None = None,
         with_ids: bool = False,
+        ticdc_elems: bool = False,
         query: str = "",
         type: int = 0,  # noqa: A002 - the file's own word
     ) -> Self:
@@ -219,7 +239,12 @@ class SchemaFile:
         keys = {column.id for column in table.primary_key}
         leaving = any(index.primary and index.state is not SchemaState.PUBLIC for index in table.indexes)
         described = tuple(
-            SchemaColumn.of(column, with_id=with_ids, primary=column.id in keys if keys or leaving else None)
+            SchemaColumn.of(
+                column,
+                with_id=with_ids,
+                primary=column.id in keys if keys or leaving else None,
+                ticdc_elems=ticdc_elems,
+            )
             for column in schema.table.stored_columns
             if sent is None or column.name in sent
         )
@@ -276,7 +301,7 @@ class SchemaFile:
             "Table": self.table,
             "Schema": self.schema,
             "Version": 0,
-            "TableColumns": [column.to_json() for column in ordered],
+            "TableColumns": [column.covered for column in ordered],
             "TableColumnsTotal": len(ordered),
         }
         return zlib.crc32(dump_go_json(covered))
@@ -348,7 +373,9 @@ def ddl_files(event: DdlEvent, options: SinkOptions) -> list[tuple[str, SchemaFi
     files: list[tuple[str, SchemaFile]] = []
     tables = _subject_first(event)
     if event.scope is DdlScope.DATABASE or not event.tables:
-        file = SchemaFile(schema=event.database, version=event.commit_ts, query=event.query, type=event.type)
+        # TiCDC's consumer does not select the database before it creates it, which it knows by the type.
+        kind = int(DdlAction.CREATE_SCHEMA) if event.recovers else event.type
+        file = SchemaFile(schema=event.database, version=event.commit_ts, query=event.query, type=kind)
         files += [] if options.use_table_id_as_path else [(file.path(), file)]
         tables = tables if event.recovers else []
     for change, (query, kind) in zip(tables, _statements(event, tables), strict=True):
@@ -359,6 +386,7 @@ def ddl_files(event: DdlEvent, options: SinkOptions) -> list[tuple[str, SchemaFi
             event.commit_ts,
             columns=selected_columns(schema, options.column_selectors),
             with_ids=options.output_column_id,
+            ticdc_elems=options.schema_files == "ticdc",
             query=query,
             type=kind,
         )
@@ -380,7 +408,7 @@ def _is_partitioned(schema: SchemaVersion | None) -> bool:
 def _statements(event: DdlEvent, tables: Sequence[TableChange]) -> list[tuple[str, int]]:
     creates = event.type == OtherAction.CREATE_TABLES or event.scope is DdlScope.DATABASE
     if creates and all(change.after is not None for change in tables):
-        kind = DdlAction.CREATE_TABLE if event.type == OtherAction.CREATE_TABLES else event.type
+        kind = OtherAction.RECOVER_TABLE if event.recovers else DdlAction.CREATE_TABLE
         return [(create_table(change.after.table), kind) for change in tables if change.after is not None]
     if len(tables) > 1 and _renames_apart(tables):
         return [(rename_statement([change]), DdlAction.RENAME_TABLE) for change in tables]
