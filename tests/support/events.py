@@ -46,6 +46,10 @@ class FixedSchemas:
         """Return up to when all schemas are known."""
         return self.resolved
 
+    def rewrites(self, _table_id: int, _from_ts: int, _to_ts: int) -> list[int]:
+        """Return no rewrite: no column changes."""
+        return []
+
     def storable_ts(self, _table_id: int) -> int:
         """Return up to when schemas may be stored."""
         return self.resolved

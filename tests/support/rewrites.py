@@ -4,16 +4,20 @@ The states are TiDB's. Writers write both columns from `write only` on. The back
 rows that do not have it. One description then shows the new column under the name.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from penstock.eventstore.capture.capture import store_rows_at
+from penstock.kv.scanning import Page
 from penstock.tables import records
 from penstock.tables.codec import rows as row_format
 from penstock.tables.columns import ColumnInfo, SchemaState
 from penstock.tables.define import define_table
+from penstock.tables.keys import record_key
 from penstock.tables.schema import TableInfo
 from penstock.testing.versions import Key, Row
 from support.tableworld import TableWorld
@@ -31,13 +35,28 @@ def items(*others: tuple[str, str], first: int = 0) -> TableInfo:
     )
 
 
+@dataclass(frozen=True)
+class _Snapshot:
+    """The rows of a cluster at one timestamp, a few at a time."""
+
+    rows: Page
+
+    async def scan_pages(self, lower: bytes, upper: bytes) -> AsyncIterator[Page]:
+        assert all(lower <= key < upper for key, _ in self.rows)
+        for start in range(0, len(self.rows), 2):
+            yield self.rows[start : start + 2]
+
+
 class RewritingWorld(TableWorld):
     """A world of one table; values of `v` are numbers, in the form of its type at the time."""
 
-    def __init__(self, folder: Path, *others: tuple[str, str], delivers_backfill: bool = True, **rest: Any):
-        super().__init__(folder, items(*others), **rest)
+    def __init__(
+        self, folder: Path, *others: tuple[str, str], delivers_backfill: bool = True, **rest: Any
+    ) -> None:
+        self.holds_rewrites = not delivers_backfill
         self._at = 0  # of DEFINITIONS
-        self._delivers_backfill = delivers_backfill
+        self._stored: dict[int, Page] = {}  # the rows of the cluster at each rewrite
+        super().__init__(folder, items(*others), **rest)
 
     def value(self, number: int) -> Any:
         """Return a number as `v` has it now."""
@@ -87,7 +106,8 @@ class RewritingWorld(TableWorld):
             assert row is not None
             if self.hidden.id not in row_format.decode(place.value).cells:
                 value = self.encode(self.versions.table, row, ts - 1)
-                self._happen((ts, ts - 1), place, value, place.value)
+                if not self.holds_rewrites:  # TiKV does not send these updates
+                    self._happen((ts, ts - 1), place, value, place.value)
                 self.table.places[key] = place._replace(value=value)
         self.deliver()
         return ts
@@ -104,12 +124,33 @@ class RewritingWorld(TableWorld):
             replace(table, columns=tuple(column for column in columns if not column.replaces_another))
         )
         self._at += 1
+        self._stored[ts] = sorted(
+            (record_key(place.physical_id, place.handle), place.value) for place in self.table.places.values()
+        )
         for key in self.table.places:
             row = self.versions.last(key)
             assert row is not None
             number = int(row["v"])
             self.versions.write(ts, key, {**row, "v": self.value(number)}, silent=True)
         return ts
+
+    def resolve(self) -> int:
+        """Resolve everything, and read the table again where a column was rewritten, as a capture does."""
+        super().resolve()
+        while self.reread():
+            pass
+        return self.ts
+
+    def reread(self, rows_max: int | None = None) -> bool:
+        """Store the rows of the first rewrite that is pending; only some of them, as before a crash."""
+        ts = self.store.find_rewrite(1) if self.holds_rewrites else 0
+        if not ts:
+            return False
+        rows = self.store.rows(1)
+        asyncio.run(store_rows_at(_Snapshot(self._stored[ts][:rows_max]), rows, ts))  # type: ignore[arg-type]
+        if rows_max is None:
+            rows.finish_rewrite(ts)
+        return True
 
     def rewrite(self) -> int:
         """Give `v` its next type, all states at once; return when the new column took its place."""

@@ -151,6 +151,8 @@ class TableWorld:
     `tables` has every one that ever was.
     """
 
+    holds_rewrites = False
+
     def __init__(
         self,
         folder: Path,
@@ -211,7 +213,12 @@ class TableWorld:
         self._pending_meta = list(self.cluster.meta)
         self._follow_schemas()
         self.store = EventStore(
-            self.settings, storage, decoder=decoder, schemas=self.schemas, clock=self.clock
+            self.settings,
+            storage,
+            decoder=decoder,
+            schemas=self.schemas,
+            clock=self.clock,
+            holds_rewrites=self.holds_rewrites,
         )
         self.store.start()
         self.reader = Reader(self.store, storage, decoder)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.errors import Corrupt, Unavailable
-from penstock.eventstore.schema_version import SchemaVersion
+from penstock.eventstore.schema_version import SchemaVersion, rewritten_columns
 from penstock.eventstore.sides import refusal
 from penstock.tables.ddl_jobs import DdlJob
 from penstock.tables.keys import META_HASH, META_PREFIX, decode_meta_key, meta_hash_prefix, prefix_end
@@ -150,6 +150,7 @@ class SchemaHistory:
         self._refused: set[int] = set()  # physical ids that had a version whose rows cannot be kept
         self._databases: dict[int, str] = {}
         self._parted: set[int] = set()  # physical ids that a table does not have in all of its versions
+        self._rewriting: set[int] = set()  # physical ids that had a version in which a column is rewritten
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
         """Take changes of meta keys. Always return False: they are read again from the store at a restart."""
@@ -209,6 +210,22 @@ class SchemaHistory:
                 raise Unavailable(f"table {table_id} has no schema up to {to_ts}; wait for it")
             first = max(0, bisect_right(found, from_ts + 1, key=lambda version: version.since_ts) - 1)
             return self._to_schema_versions(known[first:])[: len(found) - first]
+
+    def rewrites(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
+        """Return each time in (from_ts, to_ts] at which a rewritten column took the place of another."""
+        if table_id not in self._rewriting:
+            return []
+        with self._lock:
+            upto = min(to_ts, self._resolved_ts)
+            return [
+                after.since_ts
+                for before, after in pairwise(self._versions_of(table_id))
+                if from_ts < after.since_ts <= upto
+                and before.table is not None
+                and after.table is not None
+                and before.table.is_rewriting
+                and rewritten_columns(before.table, after.table)
+            ]
 
     def ended_ts(self, table_id: int) -> int:
         """Return when the physical table was dropped, truncated or replaced; 0 while it exists.
@@ -308,6 +325,8 @@ class SchemaHistory:
             self._logical.setdefault(physical_id, set()).add(table_id)
             if refused:
                 self._refused.add(physical_id)
+            if table is not None and table.is_rewriting:
+                self._rewriting.add(physical_id)
         had = {
             physical_id for version in versions if version.table for physical_id in version.table.physical_ids
         }

@@ -129,9 +129,10 @@ def find_backfills(raw: pa.RecordBatch, table: TableInfo, decoder: RowDecoder) -
     """Return which changes of one schema version write nothing but values that readers do not see.
 
     While a column is rewritten, TiDB updates every row to add the new value. For readers such an update is no
-    change: no column that they see gets another value. In other versions every update is a change.
+    change: no column that they see gets another value. In other versions every update is a change, unless the
+    capture made it of a row that it read itself: no transaction of a cluster starts when it commits.
     """
-    found = np.zeros(raw.num_rows, np.bool_)
+    found: Mask = np.equal(raw.column("start_ts").to_numpy(), raw.column("commit_ts").to_numpy())
     if not table.is_rewriting:
         return found
     both = pc.and_(raw.column("value").is_valid(), raw.column("old_value").is_valid()).to_numpy(

@@ -237,12 +237,14 @@ class Client:
         causal_consistency: bool = False,
         schema: SchemaHook | None = None,
         binlog: BinlogHook | None = None,
+        txn_source: int = 0,
     ) -> Transaction:
         """Begin a transaction. Hooks are called on the event loop.
 
         `async_commit` and `one_pc` allow faster commits where they are possible. With
         `causal_consistency` the commit is ordered after what this transaction saw, not after
-        everything that was committed before it in real time, and saves a round trip.
+        everything that was committed before it in real time, and saves a round trip. `txn_source` marks the
+        transaction for change streams: TiKV sends none of its rows when it rewrites a column (bits 8 to 15).
         """
 
         async def begin() -> AsyncTransaction:
@@ -253,6 +255,7 @@ class Client:
                 causal_consistency=causal_consistency,
                 schema=schema,
                 binlog=binlog,
+                txn_source=txn_source,
             )
 
         return Transaction(_run(begin()))

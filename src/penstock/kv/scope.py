@@ -94,6 +94,7 @@ class TxnScope:
     pessimistic: bool
     primary: bytes | None = None
     for_update_ts: int = 0
+    txn_source: int = 0
     on_primary_locked: Callable[[], None] | None = None
 
     def elapsed_ms(self) -> int:
@@ -120,6 +121,8 @@ class CommitScope:
     committed: bool = False
 
 
-def write_context(*, retry: bool = False) -> kvrpcpb.Context:
+def write_context(*, retry: bool = False, txn_source: int = 0) -> kvrpcpb.Context:
     """Return the context of a request that writes; `retry` says that it may have arrived before."""
-    return kvrpcpb.Context(max_execution_duration_ms=WRITE_MS_MAX, is_retry_request=retry)
+    return kvrpcpb.Context(
+        max_execution_duration_ms=WRITE_MS_MAX, is_retry_request=retry, txn_source=txn_source
+    )

@@ -71,8 +71,10 @@ class AsyncTransaction:
         options: CommitOptions,
         schema: SchemaHook | None = None,
         binlog: BinlogHook | None = None,
+        txn_source: int = 0,
     ) -> None:
         self._session = session
+        self._txn_source = txn_source
         self._start_ts = session.pd.timestamp()
         self._start_ts.add_done_callback(_retrieve)
         self._began_at = session.clock.monotonic()
@@ -374,7 +376,14 @@ class AsyncTransaction:
         return self._opened
 
     def _make(self, start_ts: int) -> _OpenTxn:
-        scope = TxnScope(self._session, start_ts, self._began_at, self.pessimistic, for_update_ts=start_ts)
+        scope = TxnScope(
+            self._session,
+            start_ts,
+            self._began_at,
+            self.pessimistic,
+            for_update_ts=start_ts,
+            txn_source=self._txn_source,
+        )
         heart = Heart(scope)
         scope.on_primary_locked = heart.start
         snapshot = AsyncSnapshot(self._session, start_ts)

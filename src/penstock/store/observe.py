@@ -25,7 +25,10 @@ class WriteOp(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key's part of a durable write. `commit_ts` is 0 before a commit; `value` may be empty."""
+    """One key's part of a durable write. `commit_ts` is 0 before a commit; `value` may be empty.
+
+    `txn_source` says who wrote it, as the writer's request did; 0: anybody.
+    """
 
     kind: ChangeKind
     key: bytes
@@ -33,6 +36,7 @@ class Change:
     commit_ts: int
     op: WriteOp
     value: bytes
+    txn_source: int = 0
 
 
 class ApplyObserver(Protocol):

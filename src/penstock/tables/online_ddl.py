@@ -37,6 +37,7 @@ from penstock.tables.statements import type_text
 
 _log = logging.getLogger(__name__)
 
+_REWRITES = 1 << 8  # the source of transactions that rewrite a column, as in TiDB: change streams omit them
 BATCH_ROWS = 512
 _BATCH_BYTES = 2 << 20
 _LOG_EVERY_S = 10.0
@@ -123,7 +124,7 @@ class OnlineDdl:
 
     def _fill_next(self, job: RunningJob) -> RunningJob | None:
         def begin() -> Transaction:
-            return self._client.begin(pessimistic=True)
+            return self._client.begin(pessimistic=True, txn_source=_REWRITES if job.column_id else 0)
 
         return transact(begin, lambda txn: self._fill(txn, job.id), repeatable=True, clock=self._clock)
 

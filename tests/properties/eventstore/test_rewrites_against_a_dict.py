@@ -14,6 +14,7 @@ from penstock.tables.columns import SchemaState
 from support.agreement import MODES, Agreement
 from support.campaign import examples
 from support.rewrites import RewritingWorld
+from support.tableworld import TableWorld
 
 NUMBERS = range(1, 7)
 
@@ -22,8 +23,8 @@ writes = st.tuples(st.just("write"), chosen)
 deletes = st.tuples(st.just("delete"), chosen)
 backfills = st.tuples(st.just("backfill"), chosen)
 others = st.tuples(
-    st.sampled_from(["advance", "advance", "advance", "flush", "merge", "crash", "lose disk"]),
-    st.just(frozenset[int]()),
+    st.sampled_from(["advance", "advance", "advance", "flush", "merge", "crash", "torn", "lose disk"]),
+    chosen,
 )
 steps = st.lists(st.one_of(writes, writes, deletes, backfills, others, others), min_size=6, max_size=40)
 
@@ -55,6 +56,11 @@ class _History:
             world.store.merge(1)
         elif kind == "crash":
             world.crash()
+        elif kind == "torn":
+            world.deliver()
+            TableWorld.resolve(world)
+            world.reread(len(numbers))
+            world.crash()
         elif kind == "lose disk":
             world.lose_disk()
 
@@ -70,13 +76,20 @@ class _History:
 
 
 @settings(max_examples=examples(30, 300), deadline=None)
-@given(history=steps, mix=st.randoms(use_true_random=False), large_txn_bytes=st.sampled_from([1, 1 << 30]))
+@given(
+    history=steps,
+    mix=st.randoms(use_true_random=False),
+    large_txn_bytes=st.sampled_from([1, 1 << 30]),
+    delivers_backfill=st.booleans(),
+)
 def test_reads_agree_with_the_dict_whatever_was_rewritten(
-    history: list[tuple[str, Any]], mix: Any, large_txn_bytes: int
+    history: list[tuple[str, Any]], mix: Any, large_txn_bytes: int, *, delivers_backfill: bool
 ) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        RewritingWorld(Path(folder), large_txn_bytes=large_txn_bytes) as world,
+        RewritingWorld(
+            Path(folder), large_txn_bytes=large_txn_bytes, delivers_backfill=delivers_backfill
+        ) as world,
     ):
         taken = _History(world)
         first_ts = world.tick()

@@ -18,6 +18,7 @@ from penstock.jobs.iteration.ordering import BatchProjection
 from penstock.tables.alter import add_column
 from penstock.tables.columns import SchemaState
 from support.rewrites import RewritingWorld
+from support.tableworld import TableWorld
 
 
 @pytest.fixture
@@ -184,6 +185,34 @@ def test_a_range_across_the_rewrite_of_a_column_names_its_moment(world: Rewritin
         assert raised.value.replaced
     assert seen_changes(world, from_ts, switched_ts - 1) == []
     assert seen_changes(world, switched_ts, world.ts) == [(1, None), (1, "11")]
+
+
+@pytest.mark.parametrize("step", [nothing, RewritingWorld.flush, merge, RewritingWorld.crash])
+@pytest.mark.parametrize("large_txn_bytes", [1 << 30, 1])
+def test_values_that_the_cluster_does_not_send_are_read_at_the_switch(
+    tmp_path: Path, step: Step, large_txn_bytes: int
+) -> None:
+    with RewritingWorld(tmp_path, delivers_backfill=False, large_txn_bytes=large_txn_bytes) as world:
+        from_ts = world.commit(*({"id": number, "v": number} for number in range(1, 6)))
+        step(world)
+        switched_ts = world.rewrite()
+        world.commit({"id": 2, "v": "two"}, delete=[(3,)], at=switched_ts, start=switched_ts - 1)
+        world.commit({"id": 1, "v": "one"})
+        TableWorld.resolve(world)
+        assert world.store.readable_ts(1) == switched_ts - 1
+        assert world.store.flush(1)
+        assert world.manifest().flushed_ts == switched_ts - 1
+        assert world.reread(3)
+        world.crash()
+        assert world.store.readable_ts(1) == switched_ts - 1
+        world.resolve()
+        assert world.store.readable_ts(1) == world.ts
+        step(world)
+        world.resolve()
+        for ts in (switched_ts - 1, switched_ts, world.ts):
+            assert world.snapshot(ts) == world.versions.at(ts)
+        assert seen_changes(world, from_ts, switched_ts - 1) == []
+        assert seen_changes(world, switched_ts, world.ts) == [(1, None), (1, "one")]
 
 
 def test_a_merge_does_not_lose_what_was_backfilled(world: RewritingWorld) -> None:

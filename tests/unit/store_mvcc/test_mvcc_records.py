@@ -43,6 +43,7 @@ def test_a_span_holds_the_versions_of_its_keys_and_no_others(
         st.none() | st.binary(max_size=40),
         st.booleans(),
         st.booleans(),
+        timestamps,
     )
 )
 def test_a_version_is_read_as_it_was_written(write: Write) -> None:
@@ -62,6 +63,7 @@ def test_a_version_is_read_as_it_was_written(write: Write) -> None:
         st.none() | st.binary(max_size=40),
         rollbacks=st.lists(timestamps, max_size=3).map(tuple),
         with_conflict=st.booleans(),
+        txn_source=timestamps,
     ),
     st.none() | st.lists(raw_keys, max_size=4).map(tuple),
 )

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.durable_files import make_folder, replace_file
 from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, Unavailable, Undetermined
@@ -29,11 +32,14 @@ from penstock.eventstore.schema_history import META_RANGE, CapturedTable, Schema
 from penstock.eventstore.upkeep.load import is_load_in_progress
 from penstock.kv import AsyncClient
 from penstock.kv.pd import PdClient
+from penstock.kv.scanning import Page
+from penstock.kv.snapshot import AsyncSnapshot
 from penstock.object_storage import ObjectStorage, StorageRef
 from penstock.settings import CaptureSettings, Settings
 from penstock.sources import KeySpan, SubscriptionClient
 from penstock.tables.decoding.decoder import TidbRowDecoder
 from penstock.tables.keys import record_range
+from penstock.tables.raw import RAW_SCHEMA, Op
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +51,7 @@ _SAFE_POINT_EVERY_S = 10.0
 _LOOK_EVERY_S = 10.0
 _SCHEMA_WAIT_S = 60.0
 _OPENED_AT_ONCE = 16
+_BACKFILL_BYTES = 4 * 1024 * 1024  # of rows that are made durable at once
 
 
 @dataclass(slots=True)
@@ -117,6 +124,7 @@ class Capture:
             decoder=decoder,
             schemas=self.schemas,
             clock=clock,
+            holds_rewrites=True,
             on_fenced=lambda table_id: self._call_soon(self._drop_lost, table_id),
             on_refused=lambda table_id, error: self._call_soon(self._refuse, table_id, error),
             on_failure=lambda error: self._call_soon(self._fail, error),
@@ -242,6 +250,9 @@ class Capture:
         every = self._settings.lease_ttl_s / _RENEWALS_PER_TTL
         self._rounds = [
             asyncio.create_task(self._repeat(_ROUND_S, self._share_tables), name="penstock-capture-share"),
+            asyncio.create_task(
+                self._repeat(_ROUND_S, self._store_rewritten_rows), name="penstock-capture-rewrites"
+            ),
             asyncio.create_task(self._repeat(every, self._renew), name="penstock-capture-lease"),
             asyncio.create_task(
                 self._repeat(_SAFE_POINT_EVERY_S, self._hold_back_gc), name="penstock-capture-gc"
@@ -554,6 +565,32 @@ class Capture:
         leaving = self._leave_out(table, reason, since_ts=resolved_ts + 1, lost=True)
         await self._run_apart(table_id, leaving)
 
+    async def _store_rewritten_rows(self) -> None:
+        """Read the tables again in which a rewritten column takes the place of another, as of that moment.
+
+        TiKV does not send the updates by which TiDB writes the new values. Until they are stored, the table
+        cannot be read past the rewrite. After a crash it is read again, unless its rows are in objects.
+        """
+        for table_id in list(self._subscriptions):
+            rows = self.store.tables().get(table_id)
+            ts = 0 if rows is None else self.store.find_rewrite(table_id)
+            if rows is None or not ts:
+                continue
+            started = self._clock.monotonic()
+            try:
+                count = await store_rows_at(self._clients.kv.snapshot(ts), rows, ts)
+            except Invalid as error:  # the cluster has collected the rows of that time
+                table = self._find_table(table_id)
+                if table is not None:
+                    await self._leave_out(table, str(error), since_ts=ts, lost=True)
+                continue
+            rows.finish_rewrite(ts)
+            _log.info(
+                "stored the values of a rewritten column",
+                extra={"table_id": table_id, "ts": ts, "rows": count,
+                       "seconds": round(self._clock.monotonic() - started, 3)},
+            )  # fmt: skip
+
     def _needed_ts(self) -> int | None:
         flushed = [max(_FIRST_TS, rows.flushed_ts) for rows in self.store.tables().values()]
         return min(flushed, default=None)
@@ -606,3 +643,49 @@ def _data_id(data: Path, clock: Clock) -> str:
         raise Invalid(
             f"data directory {data} cannot be used ({error.strerror}); check capture.data"
         ) from error
+
+
+async def store_rows_at(snapshot: AsyncSnapshot, rows: TableLog, ts: int) -> int:
+    """Store every row that a physical table has at `ts`, as an update that changes nothing for readers.
+
+    Rows that transactions committed at `ts` are left out: they are stored already, with all their values.
+    Takes the memory of a few pages. Returns how many rows were stored, once they are on the disk. Raises
+    Invalid when the cluster has collected the rows of that time, Unavailable when it does not answer.
+    """
+    loop, stored = asyncio.get_running_loop(), 0
+    held = await asyncio.to_thread(lambda: list(rows.load(rows.list_held(ts - 1, ts), ts - 1, ts)))
+    taken = pa.chunked_array([_keys_of_others(batch) for batch in held], pa.binary()).combine_chunks()
+    pages: Page = []
+    size = 0
+    async for page in snapshot.scan_pages(*record_range(rows.table_id)):
+        pages += page
+        size += sum(len(key) + len(value) for key, value in page)
+        if size >= _BACKFILL_BYTES:
+            stored += await _store_pages(loop, rows, pages, taken, ts)
+            pages, size = [], 0
+    return stored + await _store_pages(loop, rows, pages, taken, ts)
+
+
+def _keys_of_others(batch: pa.RecordBatch) -> pa.Array:
+    """Return the keys that transactions of the cluster wrote; a capture's own rows start when they commit."""
+    own = pc.equal(batch.column("start_ts"), batch.column("commit_ts"))
+    return batch.column("key").filter(pc.invert(own))
+
+
+async def _store_pages(
+    loop: asyncio.AbstractEventLoop, rows: TableLog, page: Page, taken: pa.Array, ts: int
+) -> int:
+    keys = pa.array([key for key, _ in page], pa.binary())
+    values = pa.array([value for _, value in page], pa.binary())
+    times = pa.repeat(pa.scalar(ts, pa.uint64()), len(page))
+    ops = pa.repeat(pa.scalar(Op.PUT, pa.uint8()), len(page))
+    batch = pa.RecordBatch.from_arrays([ops, times, times, keys, values, values], schema=RAW_SCHEMA)
+    batch = batch.filter(pc.invert(pc.is_in(keys, value_set=taken)))
+    durable = asyncio.Event()
+
+    def finish() -> None:
+        loop.call_soon_threadsafe(durable.set)
+
+    if await asyncio.to_thread(rows.store_backfill, batch, finish):
+        await durable.wait()
+    return int(batch.num_rows)

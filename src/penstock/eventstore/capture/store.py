@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import metrics
-from penstock.clock import SYSTEM, Clock, physical_ms
+from penstock.clock import SYSTEM, TS_MAX, Clock, physical_ms
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.log.frames import Frame, FrameKind, decode_rows
 from penstock.eventstore.log.rows import commit_bounds, select_between
@@ -38,7 +38,8 @@ class EventStore:
     """Takes raw batches of many tables, keeps them durable, and flushes them. Thread-safe.
 
     After a crash at any moment, `start` finds everything that was acknowledged, and each table says from
-    where its subscription goes on; repeated deliveries are recognised. `on_fenced` is called with a table
+    where its subscription goes on; repeated deliveries are recognised. With `holds_rewrites` a table cannot
+    be read past the rewrite of a column until its values are stored. `on_fenced` is called with a table
     that a newer owner has taken, `on_refused` with one that was given up because its rows cannot be kept,
     `on_failure` with an error that ends the store. All are called on a thread of the store and must not
     block.
@@ -52,6 +53,7 @@ class EventStore:
         decoder: RowDecoder,
         schemas: Schemas,
         clock: Clock = SYSTEM,
+        holds_rewrites: bool = False,
         on_fenced: Callable[[int], None] = lambda _: None,
         on_refused: Callable[[int, PenstockError], None] = lambda _, __: None,
         on_failure: Callable[[PenstockError], None] = lambda _: None,
@@ -59,6 +61,7 @@ class EventStore:
         self._settings = settings
         self._storage = storage
         self._clock = clock
+        self._holds_rewrites = holds_rewrites
         self._on_fenced = on_fenced
         self._on_refused = on_refused
         self._on_failure = on_failure
@@ -164,6 +167,7 @@ class EventStore:
                 flushed_ts=flushed_ts,
                 resolved_ts=self._wal.cover(table_id).resolved_ts,
                 changed_ts=ownership.state.changed_ts,
+                rewritten_ts=max(flushed_ts, ownership.state.oldest_ts) if self._holds_rewrites else TS_MAX,
                 recovered=self._recovered.pop(table_id, ()),
                 admit=self._admit,
                 on_advance=self._wake_if_due,
@@ -281,7 +285,17 @@ class EventStore:
 
     def _complete_ts(self, rows: TableLog) -> int:
         """Return how far a flush would reach."""
-        return min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
+        return min(rows.resolved_ts, self._flusher.storable_ts(rows))
+
+    def find_rewrite(self, table_id: int) -> int:
+        """Return the first rewrite whose values are not stored, when every change up to it is; else 0.
+
+        A rewrite before the history of the table holds nothing back.
+        """
+        table = self._find_owned(table_id)
+        table.rows.finish_rewrite(table.ownership.state.oldest_ts)
+        pending = self._flusher.find_rewrite(table.rows)
+        return pending if pending <= table.rows.resolved_ts else 0
 
     def read_unflushed(
         self, table_id: int, from_ts: int, to_ts: int
@@ -427,7 +441,7 @@ class EventStore:
         with self._lock:
             tables = list(self._tables.values())
         self._measure_lag(tables)
-        return [table.rows.measure_backlog(self.schemas.storable_ts(table.rows.table_id)) for table in tables]
+        return [table.rows.measure_backlog(self._flusher.storable_ts(table.rows)) for table in tables]
 
     def _measure_lag(self, tables: Iterable[OwnedTable]) -> None:
         slowest = min((table.rows.resolved_ts for table in tables), default=None)

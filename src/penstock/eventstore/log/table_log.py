@@ -123,6 +123,7 @@ class TableLog:
         flushed_ts: int,
         resolved_ts: int,
         changed_ts: int = 0,
+        rewritten_ts: int = TS_MAX,
         recovered: Iterable[LoggedBatch] = (),
         admit: Callable[[], None],
         on_advance: Callable[[], None],
@@ -139,6 +140,7 @@ class TableLog:
         self._flushed_ts = flushed_ts
         self._resolved_ts = max(flushed_ts, resolved_ts)
         self._changed_ts = changed_ts
+        self._rewritten_ts = rewritten_ts
         self._disowned = False
         self._held: list[LoggedBatch] = []
         self._held_bytes = 0
@@ -171,6 +173,22 @@ class TableLog:
             self._changed_ts = max(self._changed_ts, ts)
 
     @property
+    def rewritten_ts(self) -> int:
+        """Values that MODIFY COLUMN wrote into rows are stored for every rewrite up to it.
+
+        Nothing above the next rewrite can be read or flushed before `finish_rewrite`.
+        """
+        return self._rewritten_ts
+
+    def finish_rewrite(self, ts: int) -> None:
+        """Record that the values of the rewrite at `ts` are stored."""
+        with self._lock:
+            if ts <= self._rewritten_ts:
+                return
+            self._rewritten_ts = ts
+        self._on_advance()
+
+    @property
     def disowned(self) -> bool:
         """Whether the table was given up; it holds nothing then."""
         return self._disowned
@@ -197,6 +215,19 @@ class TableLog:
                 return False
             bounds = commit_bounds(fresh)
         self._wal.append(self.table_id, fresh, bounds[1], partial(self._on_stored, fresh, bounds, finish))
+        return True
+
+    def store_backfill(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
+        """Take rows that were read from the cluster, all with the commit-ts of the rewrite that is pending.
+
+        `finish` and the answer are as in `consume_kv_events`, but nothing is late: no reader has come so far.
+        Storing the same rows again changes nothing.
+        """
+        if self._disowned or not raw.num_rows:
+            return False
+        bounds = commit_bounds(raw)
+        assert bounds[0] > self._flushed_ts, "the rewrite holds the table back"
+        self._wal.append(self.table_id, raw, bounds[1], partial(self._on_stored, raw, bounds, finish))
         return True
 
     def _on_stored(

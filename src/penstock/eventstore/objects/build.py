@@ -69,6 +69,12 @@ class Schemas(Protocol):
         moves it on.
         """
 
+    def rewrites(self, table_id: int, from_ts: int, to_ts: int) -> list[int]:
+        """Return each time in (from_ts, to_ts] at which a rewritten column took the place of another.
+
+        Only the times that are known so far.
+        """
+
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """Return the versions in force in (from_ts, to_ts], by time, from the one at its start on.
 

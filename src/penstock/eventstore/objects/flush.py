@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import metrics, tracing
-from penstock.clock import Clock
+from penstock.clock import TS_MAX, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.log.rows import cut_chunks, sort_changes
 from penstock.eventstore.log.table_log import TableBacklog, TableLog
@@ -169,6 +169,22 @@ class Flusher:
     on_refused: Callable[[OwnedTable, PenstockError], None]
     on_failure: Callable[[PenstockError], None]
 
+    def storable_ts(self, rows: TableLog) -> int:
+        """Return how far a table's changes can be kept: as its schemas allow, and not past a rewrite.
+
+        A rewritten column has its values in every row, and they may not have come as changes.
+        """
+        upto = self.schemas.storable_ts(rows.table_id)
+        pending = self.find_rewrite(rows)
+        return min(upto, pending - 1) if pending else upto
+
+    def find_rewrite(self, rows: TableLog) -> int:
+        """Return the first rewrite whose values are not stored yet; 0 when there is none."""
+        schemas = self.schemas
+        if rows.rewritten_ts == TS_MAX:
+            return 0
+        return min(schemas.rewrites(rows.table_id, rows.rewritten_ts, schemas.resolved_ts()), default=0)
+
     def changes(self, rows: TableLog, from_ts: int, to_ts: int) -> Generator[pa.RecordBatch, None, None]:
         """Yield the changes that a table holds in (from_ts, to_ts], in order and once; close it after use.
 
@@ -233,7 +249,7 @@ class Flusher:
         if settled.flushed_ts > rows.flushed_ts:  # a commit whose answer was lost
             rows.release(settled.flushed_ts)
         from_ts = rows.flushed_ts
-        to_ts = min(rows.resolved_ts, self.schemas.storable_ts(rows.table_id))
+        to_ts = min(rows.resolved_ts, self.storable_ts(rows))
         if to_ts <= from_ts:
             return
         versions = self.schemas.versions(rows.table_id, from_ts, to_ts)

@@ -117,7 +117,7 @@ class Prewrite:
         mutations = batch.mutations
         asserts = any(mutations.assertions)
         request = kvrpcpb.PrewriteRequest(
-            context=write_context(retry=batch.regrouped),
+            context=write_context(retry=batch.regrouped, txn_source=txn.txn_source),
             mutations=mutations.to_protos(),
             primary_lock=txn.primary,
             start_version=txn.start_ts,

@@ -37,6 +37,7 @@ class CommittedChange:
     kind: WriteKind
     value: bytes
     old_value: bytes = b""
+    txn_source: int = 0
 
 
 def read_committed_after(
@@ -72,7 +73,9 @@ def read_committed_after(
                     ready, waiting = waiting, None
                 done_with_key = commit_ts <= after_ts
                 if not done_with_key:
-                    waiting = CommittedChange(key, write.start_ts, commit_ts, write.kind, value)
+                    waiting = CommittedChange(
+                        key, write.start_ts, commit_ts, write.kind, value, txn_source=write.txn_source
+                    )
         yield ready
     if waiting is not None:
         yield waiting
@@ -124,7 +127,9 @@ class IncrementalScan:
             if lock.has_data:
                 value = reader.value_of(key, lock) if lock.kind is LockKind.PUT else b""
                 old_value = reader.newest_put_before(key, TS_MAX) if subscription.old_values else None
-                subscription.scan_lock(key, lock.start_ts, OPS[lock.kind], value, old_value or b"")
+                subscription.scan_lock(
+                    key, lock.start_ts, OPS[lock.kind], value, old_value or b"", lock.txn_source
+                )
             if self._slice_is_full(count) and not await self._pause():
                 return False
         subscription.end_of_locks()
@@ -138,7 +143,13 @@ class IncrementalScan:
             if change is not None:
                 old_value = change.old_value if subscription.old_values else b""
                 subscription.scan_write(
-                    change.key, change.start_ts, change.commit_ts, OPS[change.kind], change.value, old_value
+                    change.key,
+                    change.start_ts,
+                    change.commit_ts,
+                    OPS[change.kind],
+                    change.value,
+                    old_value,
+                    change.txn_source,
                 )
             if self._slice_is_full(count) and not await self._pause():
                 return False

@@ -248,6 +248,7 @@ class ClientStream:
             bounds=bounds,
             whole_region=bounds == whole,
             old_values=request.extra_op == kvrpcpb.ReadOldValue,
+            filter_loop=request.filter_loop,
         )
         self._subscriptions[self._group(request.request_id), region.id] = subscription
         self._source.delegates.add(region, subscription)

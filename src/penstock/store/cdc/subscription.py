@@ -17,6 +17,10 @@ that view on. A client's matcher relies on the following for each transaction on
 
 A one-phase commit that is both in the view and observed after it is sent twice, with the same
 (key, start_ts, commit_ts).
+
+As from TiKV, no row comes of transactions whose source says that they rewrite a column for MODIFY COLUMN, or
+that TiDB Lightning imported them: nobody replicates these. With `filter_loop` none comes of transactions that
+another cluster's replication wrote. Their locks hold the resolved timestamp back like others.
 """
 
 from collections.abc import Iterable
@@ -62,6 +66,9 @@ NO_OP = cdcpb.Event.Row.UNKNOWN
 EVENT_BYTES_MAX = 32 * 1024  # keys and values of one event; a larger row has an event of its own
 _ROW_OVERHEAD = 32
 
+_REPLICATED = 0xFF  # the low byte of a source: the cluster from which the transaction was replicated
+_INTERNAL_SHIFT = 8  # above it: a column is rewritten (8 bits), an import of TiDB Lightning (bit 16)
+
 
 class EventRowWriter:
     """Writes the rows of one subscription into events at the end of its outbox.
@@ -91,6 +98,7 @@ class EventRowWriter:
         commit_ts: int = 0,
         value: bytes = b"",
         old_value: bytes = b"",
+        txn_source: int = 0,
     ) -> None:
         size = len(key) + len(value) + len(old_value) + _ROW_OVERHEAD
         if self._outbox.tail is not self or self._event_bytes + size > EVENT_BYTES_MAX:
@@ -109,6 +117,8 @@ class EventRowWriter:
             row.value = value
         if old_value:
             row.old_value = old_value
+        if txn_source:
+            row.txn_source = txn_source
 
     def mark_initialized(self) -> None:
         """Write the row that ends an incremental scan."""
@@ -244,6 +254,7 @@ class RegionSubscription:
     """Decides which rows to send, and tracks the locks that hold the resolved timestamp back."""
 
     __slots__ = (
+        "_filter_loop",
         "_overtaken",
         "_whole_region",
         "_writer",
@@ -269,6 +280,7 @@ class RegionSubscription:
         bounds: KeyBounds,
         whole_region: bool,
         old_values: bool,
+        filter_loop: bool = False,
     ) -> None:
         self.owner = owner
         self.region_id = region_id
@@ -280,6 +292,7 @@ class RegionSubscription:
         self.resolver = Resolver()
         self.reported_ts = -1  # the last resolved timestamp sent to the client
         self._whole_region = whole_region
+        self._filter_loop = filter_loop
         self._writer = EventRowWriter(outbox, region_id, request_id)
         self._overtaken: _Overtaken | None = None
 
@@ -294,25 +307,32 @@ class RegionSubscription:
         was_locked = bool(locks)
         count = self._writer.count
         for change, old_value in changes:
-            kind, key, start_ts = change.kind, change.key, change.start_ts
+            kind, key, start_ts, source = change.kind, change.key, change.start_ts, change.txn_source
+            is_sent = not source or self._is_sent(source)
             if kind is ChangeKind.PREWRITE:
                 locks.add(key, start_ts)
                 if overtaken is not None:
                     overtaken.prewritten.add((key, start_ts))
-                add(PREWRITE, OPS[change.op], key, start_ts, 0, change.value, old_value)
+                if is_sent:
+                    add(PREWRITE, OPS[change.op], key, start_ts, 0, change.value, old_value, source)
             elif kind is ChangeKind.COMMITTED:
-                if change.commit_ts > self.checkpoint_ts:
+                if is_sent and change.commit_ts > self.checkpoint_ts:
                     op = OPS[change.op]
-                    add(COMMITTED, op, key, start_ts, change.commit_ts, change.value, old_value)
-            elif locks.remove(key, start_ts) or self._ends_unread_lock(key, start_ts):
+                    add(COMMITTED, op, key, start_ts, change.commit_ts, change.value, old_value, source)
+            elif (locks.remove(key, start_ts) or self._ends_unread_lock(key, start_ts)) and is_sent:
                 if kind is ChangeKind.COMMIT:
-                    add(COMMIT, OPS[change.op], key, start_ts, change.commit_ts, change.value)
+                    op = OPS[change.op]
+                    add(COMMIT, op, key, start_ts, change.commit_ts, change.value, b"", source)
                 else:
                     add(ROLLBACK, NO_OP, key, start_ts)
         self._writer.finish()
         if self.phase is SubscriptionPhase.LIVE and bool(locks) != was_locked:
             self.owner.locks_changed(self)
         return self._writer.count - count
+
+    def _is_sent(self, txn_source: int) -> bool:
+        """Return whether rows of a transaction are sent, by its source."""
+        return not txn_source >> _INTERNAL_SHIFT and not (self._filter_loop and txn_source & _REPLICATED)
 
     def _ends_unread_lock(self, key: bytes, start_ts: int) -> bool:
         """Remember the end of a lock that the scan may still read."""
@@ -328,7 +348,13 @@ class RegionSubscription:
         self._overtaken = _Overtaken()
 
     def scan_lock(
-        self, key: bytes, start_ts: int, op: cdcpb.Event.Row.OpType, value: bytes, old_value: bytes
+        self,
+        key: bytes,
+        start_ts: int,
+        op: cdcpb.Event.Row.OpType,
+        value: bytes,
+        old_value: bytes,
+        txn_source: int = 0,
     ) -> None:
         """Send a lock of the view and track it, unless live changes already brought it."""
         assert self._overtaken is not None
@@ -337,7 +363,8 @@ class RegionSubscription:
             return
         if lock not in self._overtaken.ended:
             self.resolver.locks.add(key, start_ts)
-        self._writer.add(PREWRITE, op, key, start_ts, 0, value, old_value)
+        if self._is_sent(txn_source):
+            self._writer.add(PREWRITE, op, key, start_ts, 0, value, old_value, txn_source)
 
     def end_of_locks(self) -> None:
         """Take note that every lock of the view was sent."""
@@ -352,9 +379,11 @@ class RegionSubscription:
         op: cdcpb.Event.Row.OpType,
         value: bytes,
         old_value: bytes,
+        txn_source: int = 0,
     ) -> None:
         """Send a committed change of the view."""
-        self._writer.add(COMMITTED, op, key, start_ts, commit_ts, value, old_value)
+        if self._is_sent(txn_source):
+            self._writer.add(COMMITTED, op, key, start_ts, commit_ts, value, old_value, txn_source)
 
     def end_of_slice(self) -> None:
         """Pass the rows of the scan so far to the outbox; live changes may follow."""

@@ -58,13 +58,13 @@ class Effects:
     def commit_at_once(self, key: bytes, lock: LockRecord, value: bytes, commit_ts: int) -> None:
         """Write the version that `lock` would have announced, without ever writing the lock."""
         value = self._place_value(key, lock, value)
-        self.put_write(key, commit_ts, Write(WRITE_KINDS[lock.kind], lock.start_ts, lock.short_value))
+        self.put_write(key, commit_ts, _version(lock))
         if lock.has_data:
             self._record_change(ChangeKind.COMMITTED, key, lock, commit_ts, value)
 
     def commit(self, key: bytes, lock: LockRecord, commit_ts: int) -> None:
         """Turn a prewrite lock into a version."""
-        write = Write(WRITE_KINDS[lock.kind], lock.start_ts, lock.short_value)
+        write = _version(lock)
         write.overlapped_rollback = commit_ts in lock.rollbacks
         self.put_write(key, commit_ts, write)
         self.release(key, lock, commit_ts)
@@ -107,4 +107,10 @@ class Effects:
     def _record_change(
         self, kind: ChangeKind, key: bytes, lock: LockRecord, commit_ts: int, value: bytes
     ) -> None:
-        self.changes.append(Change(kind, key, lock.start_ts, commit_ts, _OPS[lock.kind], value))
+        change = Change(kind, key, lock.start_ts, commit_ts, _OPS[lock.kind], value, lock.txn_source)
+        self.changes.append(change)
+
+
+def _version(lock: LockRecord) -> Write:
+    """Return the version that a lock announces."""
+    return Write(WRITE_KINDS[lock.kind], lock.start_ts, lock.short_value, txn_source=lock.txn_source)

@@ -279,6 +279,7 @@ def _lock(request: kvrpcpb.PrewriteRequest, mutation: _CheckedMutation, commit_t
         for_update_ts=request.for_update_ts,
         txn_size=request.txn_size,
         min_commit_ts=commit_ts or request.min_commit_ts,
+        txn_source=request.context.txn_source,
     )
     if mutation.own is not None:
         lock.ttl = max(lock.ttl, mutation.own.ttl)

@@ -57,9 +57,11 @@ _KIND_MASK = 0x03
 _SHORT = 0x04
 _OVERLAPPED_ROLLBACK = 0x08
 _PROTECTED = 0x10
+_SOURCE = 0x20
 PUT_SHORT = WriteKind.PUT | _SHORT
 WRITE_HEAD_BYTES = 9
 _WRITE_HEAD = struct.Struct(">BQ")
+_SOURCE_PART = struct.Struct(">Q")
 
 
 @dataclass(slots=True)
@@ -70,7 +72,8 @@ class Write:
     `overlapped_rollback`: the transaction whose start timestamp equals this commit timestamp was
     rolled back on this key; there is room for one record only. TiKV adds a fence here because its
     collection of old versions may run beside the rewrite of a version; ours holds the key's latch.
-    `protected`: a rollback that must not be dropped when a later one is written.
+    `protected`: a rollback that must not be dropped when a later one is written. `txn_source` says who
+    wrote it, as the writer's request did.
     """
 
     kind: WriteKind
@@ -78,6 +81,7 @@ class Write:
     short_value: bytes | None = None
     overlapped_rollback: bool = False
     protected: bool = False
+    txn_source: int = 0
 
     def encode(self) -> bytes:
         """Return the stored form."""
@@ -86,9 +90,13 @@ class Write:
             flags |= _OVERLAPPED_ROLLBACK
         if self.protected:
             flags |= _PROTECTED
+        source = b""
+        if self.txn_source:
+            flags |= _SOURCE
+            source = _SOURCE_PART.pack(self.txn_source)
         if self.short_value is None:
-            return _WRITE_HEAD.pack(flags, self.start_ts)
-        return _WRITE_HEAD.pack(flags | _SHORT, self.start_ts) + self.short_value
+            return _WRITE_HEAD.pack(flags, self.start_ts) + source
+        return _WRITE_HEAD.pack(flags | _SHORT, self.start_ts) + source + self.short_value
 
     @classmethod
     def decode(cls, stored: bytes) -> "Write":
@@ -96,12 +104,17 @@ class Write:
         if len(stored) < WRITE_HEAD_BYTES:
             raise Corrupt("a version is cut short; restore the data directory from a copy")
         flags, start_ts = _WRITE_HEAD.unpack_from(stored)
+        at, txn_source = WRITE_HEAD_BYTES, 0
+        if flags & _SOURCE:
+            (txn_source,) = _SOURCE_PART.unpack_from(stored, at)
+            at += _SOURCE_PART.size
         return cls(
             WRITE_KINDS[flags & _KIND_MASK],
             start_ts,
-            stored[WRITE_HEAD_BYTES:] if flags & _SHORT else None,
+            stored[at:] if flags & _SHORT else None,
             bool(flags & _OVERLAPPED_ROLLBACK),
             bool(flags & _PROTECTED),
+            txn_source,
         )
 
     @property
@@ -117,14 +130,15 @@ class Write:
 WRITE_KINDS = tuple(WriteKind)  # by value
 
 # A lock: kind, flags, start_ts, ttl, for_update_ts, txn_size, min_commit_ts, length of the primary, primary;
-# then secondaries (count, then length and bytes each) and rollbacks (count, timestamps) when flagged;
-# then the short value to the end when flagged.
+# then secondaries (count, then length and bytes each), rollbacks (count, timestamps) and the source of the
+# transaction when flagged; then the short value to the end when flagged.
 _LOCK_HEAD = struct.Struct(">BBQQQQQI")
 _COUNT = struct.Struct(">I")
 _LOCK_SHORT = 0x01
 _LOCK_ASYNC = 0x02
 _LOCK_ROLLBACKS = 0x04
 _LOCK_CONFLICT = 0x08
+_LOCK_SOURCE = 0x10
 _LOCK_KINDS = {kind.value: kind for kind in LockKind}
 
 
@@ -135,7 +149,7 @@ class LockRecord:
     `min_commit_ts` is 0 when no client asked for it. `rollbacks` are protected rollbacks of other
     transactions at whose timestamp this lock may be committed (see `Write.overlapped_rollback`); only an
     async commit can meet one. `with_conflict`: the lock was forced although a newer version exists;
-    `for_update_ts` is that version's timestamp.
+    `for_update_ts` is that version's timestamp. `txn_source` says who writes, as the writer's request did.
     """
 
     kind: LockKind
@@ -150,6 +164,7 @@ class LockRecord:
     secondaries: tuple[bytes, ...] = ()
     rollbacks: tuple[int, ...] = ()
     with_conflict: bool = False
+    txn_source: int = 0
 
     def encode(self) -> bytes:
         """Return the stored form."""
@@ -158,6 +173,7 @@ class LockRecord:
             | (_LOCK_ASYNC if self.use_async_commit else 0)
             | (_LOCK_ROLLBACKS if self.rollbacks else 0)
             | (_LOCK_CONFLICT if self.with_conflict else 0)
+            | (_LOCK_SOURCE if self.txn_source else 0)
         )
         head = _LOCK_HEAD.pack(
             self.kind,
@@ -176,6 +192,8 @@ class LockRecord:
                 parts += (_COUNT.pack(len(key)), key)
         if self.rollbacks:
             parts.append(struct.pack(f">I{len(self.rollbacks)}Q", len(self.rollbacks), *self.rollbacks))
+        if self.txn_source:
+            parts.append(_SOURCE_PART.pack(self.txn_source))
         if self.short_value is not None:
             parts.append(self.short_value)
         return b"".join(parts)
@@ -211,6 +229,9 @@ class LockRecord:
             (count,) = _COUNT.unpack_from(stored, at)
             lock.rollbacks = struct.unpack_from(f">{count}Q", stored, at + _COUNT.size)
             at += _COUNT.size + 8 * count
+        if flags & _LOCK_SOURCE:
+            (lock.txn_source,) = _SOURCE_PART.unpack_from(stored, at)
+            at += _SOURCE_PART.size
         if flags & _LOCK_SHORT:
             lock.short_value = stored[at:]
         return lock
