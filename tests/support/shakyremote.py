@@ -3,13 +3,15 @@
 import asyncio
 import random  # noqa: TID251 - only the type; the simulation's seed decides the numbers
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 from obstore.store import MemoryStore
 
+from penstock.changefeeds.sinks.storage.layout import number_digits, parse_file_name
+from penstock.changefeeds.sinks.storage.remote_files import is_blank
 from penstock.errors import Unavailable
 from penstock.object_storage import ObjectStorage, StorageRef, StoredObject
 from support.simloop import SimLoop
@@ -58,8 +60,18 @@ class Remote(ObjectStorage):
         """Write an object unless it exists."""
         if path in self._objects:
             return False
+        self._check_seen_by_ticdc(path, data)
         self.write(path, data)
         return True
+
+    def _check_seen_by_ticdc(self, path: str, data: bytes) -> None:
+        """Check what TiCDC's consumer relies on at every moment: files have rows, and numbers no holes."""
+        folder, _, last = path.rpartition("/")
+        name = parse_file_name(last)
+        if name is not None:
+            assert not is_blank(name.extension, pa.BufferReader(data)), f"{path} has no rows"
+            before = replace(name, number=name.number - 1).text(number_digits(last))
+            assert name.number == 1 or f"{folder}/{before}" in self._objects, f"{path} is after a hole"
 
     def write(self, path: str, data: bytes | Path) -> None:
         """Write or replace an object; the same content again is no change."""

@@ -1,7 +1,8 @@
 """A sink that writes down what it is given, and a remote that lasts longer than it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from penstock.changefeeds.model import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import DmlEvent
@@ -32,8 +33,8 @@ class RemoteDouble:
         if self.files or self.ddls or self.checkpoints:
             raise Invalid(f"{self.location} holds files of a changefeed already")
 
-    def repair(self, pending: PendingFile) -> Position:
-        return pending.end if pending.data_path in self.files else pending.start
+    def repair(self, pending: PendingFile) -> Position | None:
+        return pending.end if pending.data_path in self.files else None
 
     def forget(self, dispatcher_id: str) -> None:
         pass
@@ -126,6 +127,14 @@ class RecordingSink:
             self.fail(error)
         else:
             self.published_ts = ts
+
+    async def write_again(self, files: Sequence[tuple[PendingFile, Sequence[Slice]]]) -> None:
+        for file, slices in files:
+            await self._progress.begin_files([replace(file, nbytes=0)])
+            self.fault("write_file")
+            self._remote.files.setdefault(file.data_path, tuple(slices))
+            spans = f"{_show(file.start)}..{_show(file.end)}"
+            self.log.append(f"file {slices[0].dispatcher.table_id} {spans} again")
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         assert not self.events.pop(dispatcher_id, None), "a dispatcher is removed with unwritten changes"

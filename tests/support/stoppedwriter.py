@@ -1,13 +1,13 @@
 """A process that writes a data file, its index and the checkpoint, and stops itself in between.
 
 `python -m support.stoppedwriter WORK` does what a pickled `Writing` says. It stops by SIGSTOP at its moment:
-after the data file is there, or after it has read the index or the checkpoint that it is about to replace.
+before its data file, after it, or after it has read the index or the checkpoint that it is about to replace.
 """
 
-import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.object_storage import LocalStorage, ObjectStorage
 
-Moment = Literal["data written", "index read", "checkpoint read"]
+Moment = Literal["nothing written", "data written", "index read", "checkpoint read"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,15 @@ def stop() -> None:
     global _stopped  # noqa: PLW0603 - the process is what it is about
     if not _stopped:
         _stopped = True
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # by `kill`, this thread might go on a bit
 
 
 def stop_at(moment: Moment) -> None:
     """Make every storage of this process stop it once, at its moment."""
     for kind in (ObjectStorage, LocalStorage):
         _wrap(kind, kind.advance, moment)
+        if moment == "nothing written":
+            _wrap_create(kind, kind.create)
 
 
 Advance = Callable[..., None]
@@ -68,6 +70,14 @@ def _wrap(kind: type[ObjectStorage], real: Advance, moment: Moment) -> None:
         real(self, path, data, is_older=judge)
 
     kind.advance = advance  # type: ignore[method-assign] # this process exists to be stopped
+
+
+def _wrap_create(kind: type[ObjectStorage], real: Callable[..., bool]) -> None:
+    def create(self: ObjectStorage, path: str, data: bytes) -> bool:
+        stop()
+        return real(self, path, data)
+
+    kind.create = create  # type: ignore[method-assign] # this process exists to be stopped
 
 
 def main() -> None:

@@ -184,8 +184,10 @@ def check_changefeed_id(changefeed_id: str) -> None:
 class PendingFile:
     """A file that may or may not be on the remote: the changes of a dispatcher after `start` up to `end`.
 
-    Everything up to `start` is certainly on the remote. `nbytes` tells the file from another one of the same
-    name; it is 0 when the size is not known before the file is made.
+    Everything up to `start` is certainly on the remote. Once this is stored, a file of this name has these
+    changes and no others, whoever writes it. `nbytes` tells the file from another one of the same name; it is
+    0 when the size is not known before the file is made. `where` is the row filter that the file was begun
+    with; None when an earlier release stored none.
     """
 
     dispatcher_id: str
@@ -194,6 +196,7 @@ class PendingFile:
     start: Position
     end: Position
     nbytes: int = 0
+    where: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

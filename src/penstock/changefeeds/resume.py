@@ -1,24 +1,26 @@
 """Where the dispatchers of a changefeed begin: at its start, and again after every stop."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from penstock.changefeeds.ddl_barrier import BlockEvent, ReplicatedTables, block_events
 from penstock.changefeeds.dispatcher import Dispatcher
 from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.model import DispatcherRecord, PendingFile, ProgressStore
-from penstock.changefeeds.sinks.sink import SinkFiles
+from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.changes.limits import ReadLimit
 from penstock.clock import Clock
-from penstock.errors import Invalid, StaleRead
+from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.slices import Position, TableSpan
+from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.follow.source import SliceSource
 
 _SLICE_LIMIT = ReadLimit(nbytes=64 * 1024 * 1024)
 _REPAIRS_MAX = 16
+_FILES_AGAIN_MAX = 8  # that are encoded and written together
+_READABLE_S = 60.0  # after which a table whose file is missing is not waited for
 _POLL_S = 0.1
 
 
@@ -63,15 +65,18 @@ async def restore_progress(
     source: SliceSource,
     progress: ProgressStore,
     files: SinkFiles,
+    open_sink: Callable[[], Sink],
     clock: Clock,
 ) -> RestoredProgress:
     """Read the stored progress, look at the remote, and return the dispatchers with their positions.
+
+    Files that were begun and are missing are written with a sink that is opened for them.
 
     Replicated tables without a dispatcher get one: all tables at the first start; later those that other
     patterns have brought in, which begin at the last DDL that is done. Raises what the parts raise, and
     StaleRead when the history of a table is gone. Repeating it is safe.
     """
-    return await _Resumption(changefeed_id, options, source, progress, files, clock).run()
+    return await _Resumption(changefeed_id, options, source, progress, files, open_sink, clock).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class _Resumption:
     source: SliceSource
     progress: ProgressStore
     files: SinkFiles
+    open_sink: Callable[[], Sink]
     clock: Clock
 
     async def run(self) -> RestoredProgress:
@@ -212,18 +218,66 @@ class _Resumption:
     ) -> list[Position]:
         """Return where each dispatcher goes on: after what is certainly on the remote."""
         done = Position(checkpoint_ts)
-        pending = [
-            record.pending for record in records if record.pending is not None and record.pending.end > done
-        ]
-        repaired = dict(await self._repair(pending))
-        return [max(done, record.begin, repaired.get(record.span.id, done)) for record in records]
+        pending = {
+            record.span.id: record.pending
+            for record in records
+            if record.pending is not None and record.pending.end > done
+        }
+        repaired = dict(await self._repair(pending.values()))
+        missing = [record for record in records if repaired.get(record.span.id, done) is None]
+        await self._write_again(missing)
+        ends = {name: pending[name].end if at is None else at for name, at in repaired.items()}
+        return [max(done, record.begin, ends.get(record.span.id, done)) for record in records]
 
-    async def _repair(self, pending: Sequence[PendingFile]) -> list[tuple[str, Position]]:
+    async def _repair(self, pending: Iterable[PendingFile]) -> list[tuple[str, Position | None]]:
         room = asyncio.Semaphore(_REPAIRS_MAX)
 
-        async def repair(file: PendingFile) -> tuple[str, Position]:
+        async def repair(file: PendingFile) -> tuple[str, Position | None]:
             async with room:
                 self.files.forget(file.dispatcher_id)
                 return file.dispatcher_id, await asyncio.to_thread(self.files.repair, file)
 
         return await asyncio.gather(*map(repair, pending))
+
+    async def _write_again(self, records: Sequence[DispatcherRecord]) -> None:
+        """Write the pending files of these dispatchers, which are missing: each with the same changes.
+
+        Whoever was to write such a file may still do so, and nothing can stop it. As both have the same
+        changes, it does not matter whose file it is.
+        """
+        if not records:
+            return
+        sink = self.open_sink()
+        try:
+            for start in range(0, len(records), _FILES_AGAIN_MAX):
+                files = [
+                    (record.pending, await self._read_again(record, record.pending))
+                    for record in records[start : start + _FILES_AGAIN_MAX]
+                    if record.pending is not None
+                ]
+                await sink.write_again(files)
+        finally:
+            await sink.close()
+
+    async def _read_again(self, record: DispatcherRecord, file: PendingFile) -> list[Slice]:
+        """Return slices that together are the changes of a file."""
+        table_id = record.span.table_id
+        deadline = self.clock.monotonic() + _READABLE_S
+        while not await self._is_readable([table_id], file.end.ts):
+            if self.clock.monotonic() > deadline:
+                raise Unavailable(
+                    f"table {table_id} cannot be read up to {file.end.ts}, so {file.data_path} cannot be"
+                    " written again; see `penstock status` for what captures it"
+                )
+            await self.clock.sleep(_POLL_S)
+        slices: list[Slice] = []
+        at = file.start
+        while at < file.end:
+            slice_ = await self.source.next_slice(
+                record.span, at, file.end.ts, self.options.slice_limit, begin=record.begin
+            )
+            if slice_ is None:
+                break
+            slices.append(replace(slice_, end=min(slice_.end, file.end)))
+            at = slices[-1].end
+        return slices

@@ -400,6 +400,7 @@ def write_dispatcher(record: DispatcherRecord) -> bytes:
             "start": pending.start.to_json(),
             "end": pending.end.to_json(),
             "nbytes": pending.nbytes,
+            "where": pending.where,
         }
     return json.dumps(tree).encode()
 
@@ -434,4 +435,5 @@ def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
         Position.from_json(tree["start"]),
         Position.from_json(tree["end"]),
         int(tree["nbytes"]),
+        None if tree.get("where") is None else str(tree["where"]),
     )

@@ -290,7 +290,8 @@ class _Bounds:
         """Return the position after its rows; `last_ts` is the commit of the last."""
         if self.part is self.slice_.parts[-1]:
             return self.slice_.end
-        return Position(last_ts, self.part.handle_to) if self.is_cut else Position(self.part.to_ts)
+        end = Position(last_ts, self.part.handle_to) if self.is_cut else Position(self.part.to_ts)
+        return min(end, self.slice_.end)
 
     @property
     def is_cut(self) -> bool:

@@ -26,7 +26,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileWork:
-    """A file to write: its chunks in order, and the index that names it."""
+    """A file to write: its chunks in order, and the index that names it.
+
+    `again`: another process may have written the same changes under this name, with other bytes.
+    """
 
     dispatcher_id: str
     chunks: tuple[Chunk, ...]
@@ -35,6 +38,7 @@ class FileWork:
     header: bytes = b""  # before the first chunk
     parquet: bool = False  # chunks are Arrow streams, to become one Parquet file
     parquet_options: tuple[tuple[str, str], ...] = field(default=())
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,8 @@ def write_files(
 
     A file that fails has an error in its result, and does not stop the others. `payloads` returns the
     payloads of a file's chunks in order, on the thread that writes the file. A file that exists with the same
-    bytes was written by an earlier attempt; one with other bytes is an error.
+    bytes was written by an earlier attempt; one with other bytes is an error, unless the file is written
+    `again`.
     """
     storage = target.open()
     with ThreadPoolExecutor(max_workers=max(1, min(threads, len(files)))) as pool:
@@ -190,7 +191,8 @@ def _try_write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> Wr
 
 def _write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> int:
     data = _content(file, payloads(file))
-    if not storage.create(file.data_path, data) and storage.read(file.data_path) != data:
+    created = storage.create(file.data_path, data) or file.again
+    if not created and storage.read(file.data_path) != data:
         raise Corrupt(
             f"object {file.data_path} at {storage.url} exists with other content; "
             "make sure that no other changefeed writes to this place"

@@ -4,7 +4,7 @@ Events are descriptors of rows, never the rows; they do no I/O.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.changefeeds.model import PendingFile
@@ -117,6 +117,12 @@ class Sink(Protocol):
     def add_checkpoint_ts(self, ts: int) -> None:
         """Publish a checkpoint to consumers soon; `published_ts` shows when it is done."""
 
+    async def write_again(self, files: Sequence[tuple[PendingFile, Sequence[Slice]]]) -> None:
+        """Write files that a process before this one began and that are not there, each of its slices.
+
+        If such a file arrives meanwhile, it has the same changes and counts. Call it before `run`.
+        """
+
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         """Forget a dispatcher that has drained."""
 
@@ -136,8 +142,11 @@ class SinkFiles(Protocol):
     def check_unused(self) -> None:
         """Raise Invalid when the location has files of a changefeed already."""
 
-    def repair(self, pending: PendingFile) -> Position:
-        """Find out whether a file was written, and complete it; return where its dispatcher goes on."""
+    def repair(self, pending: PendingFile) -> Position | None:
+        """Find out whether a file was written, and write its index; return where its dispatcher goes on.
+
+        None: the file is not there, and has to be written again.
+        """
 
     def forget(self, dispatcher_id: str) -> None:
         """Forget what is known of a dispatcher's files: its next file looks at the remote again."""

@@ -1,17 +1,13 @@
-"""Our own consumer finds nothing in files without rows."""
+"""Our own consumer finds nothing in files without rows, which earlier releases left behind."""
 
-import io
-
-import pyarrow.parquet as pq
 import pytest
 
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
 from penstock.changefeeds.codecs.options import CsvOptions
-from penstock.changefeeds.codecs.parquet import ParquetRows
-from penstock.changefeeds.sinks.storage.remote_files import blank_file
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import open_storage
+from support.blankfiles import blank_file
 from support.everytype import EVERY_TYPE
 
 
@@ -30,11 +26,3 @@ def test_the_consumer_finds_nothing_in_a_file_without_rows(extension: str) -> No
         files = DataFiles(storage, options)
         found = list(files.changes(f"a/CDC000001{extension}", schema.table_info()))
         assert sum(len(each.rows) for each in found) == 0
-
-
-def test_a_parquet_file_without_rows_has_the_very_types_of_one_with_rows() -> None:
-    schema = SchemaVersion(5, 1, EVERY_TYPE, "db")
-    blank = pq.read_schema(io.BytesIO(blank_file(".parquet", SchemaFile.of(schema, 5))))
-    rows = ParquetRows(schema, EVERY_TYPE.stored_columns)
-    assert blank.names == rows.schema.names
-    assert blank.types == rows.schema.types

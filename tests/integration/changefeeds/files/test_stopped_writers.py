@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,36 @@ def test_a_writer_that_was_stopped_takes_nothing_back_on_object_storage(
     tmp_path: Path, s3_options: SinkOptions, moment: Moment
 ) -> None:
     check_a_late_writer_takes_nothing_back(tmp_path, s3_options, moment, blocks=False)
+
+
+@pytest.fixture(params=["s3", "file"])
+def any_options(request: pytest.FixtureRequest, tmp_path: Path) -> SinkOptions:
+    if request.param == "file":
+        return parse_sink_uri(f"file://{tmp_path}/out?protocol=canal-json")
+    options: SinkOptions = request.getfixturevalue("s3_options")
+    return options
+
+
+def test_a_writer_that_was_stopped_before_its_file_comes_too_late(
+    tmp_path: Path, any_options: SinkOptions
+) -> None:
+    """Its successor has written the same changes under the same name; no file ever was without rows."""
+    storage = any_options.target.open()
+    write(any_options, 1)
+    with stopped(tmp_path, any_options, "nothing written") as writer:
+        file = work(2)
+        files = RemoteFiles(storage, any_options)
+        begun = PendingFile("1", file.data_path, INDEX, Position(2), Position(3), len(content(file)))
+        assert files.repair(begun) is None
+        assert storage.names(FOLDER) == [work(1).data_path, INDEX]
+        again = b"rows of the same changes, encoded later\r\n"
+        (result,) = write_files([replace(file, again=True)], lambda _: [again], any_options.target, threads=1)
+        assert result.error == ""
+        write(any_options, 3)
+        os.kill(writer.pid, signal.SIGCONT)
+        assert writer.wait(60) != 0, "it is told that the file is there with other bytes"
+        assert storage.read(file.data_path) == again
+        assert storage.read(INDEX) == b"CDC000003.json\n"
 
 
 def test_a_writer_that_was_stopped_takes_nothing_back_in_a_directory(tmp_path: Path) -> None:

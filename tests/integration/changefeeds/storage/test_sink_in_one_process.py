@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.filters import RowFilterRule
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
@@ -136,6 +137,46 @@ async def test_files_that_nobody_knows_of_yet_are_not_acknowledged(tmp_path: Pat
     (pending,) = world.progress.pending.values()
     assert world.target_files.repair(pending) == pending.end
     await world.sink.close()
+
+
+@pytest.mark.parametrize("arrives", ["never", "before", "after"])
+async def test_a_file_that_was_begun_and_is_missing_is_written_again_with_the_same_changes(
+    tmp_path: Path, table: TableWorld, arrives: str
+) -> None:
+    first = World(tmp_path / "remote", table, file_size=1 << 20)
+    first.faults.failures["write"] = Unavailable("the process was killed")
+    running = first.run()
+    await first.settle()
+    first.send_all()
+    drain = asyncio.ensure_future(first.drain_table())
+    with pytest.raises(Unavailable, match="killed"):
+        await running
+    await asyncio.wait([drain])
+    assert isinstance(drain.exception(), Unavailable)
+    await first.sink.close()
+    (begun,) = first.progress.pending.values()
+    assert first.data_files() == []
+    assert first.target_files.repair(begun) is None
+
+    late = b"the same changes, as another process wrote them\r\n"
+    changed = (RowFilterRule(("shop.*",), "name = 'nobody'"),)  # while it was stopped
+    second = World(tmp_path / "remote", table, file_size=1 << 10, row_filters=changed)
+    storage = second.options.target.open()
+    if arrives == "before":
+        assert storage.create(begun.data_path, late)
+    whole = replace(slice_of(table, START, table.ts), start=begun.start, end=begun.end)
+    await second.sink.write_again([(begun, [whole])])
+    (path,) = second.data_files()
+    assert path.relative_to(second.folder).as_posix() == begun.data_path
+    if arrives == "after":
+        assert not storage.create(begun.data_path, late)
+    if arrives == "before":
+        assert path.read_bytes() == late
+    else:
+        assert second.names() == EXPECTED, "with the filter that it was begun with"
+    assert second.target_files.repair(second.progress.pending[begun.dispatcher_id]) == begun.end
+    assert storage.read(begun.index_path) == f"{path.name}\n".encode()
+    await second.sink.close()
 
 
 @pytest.mark.parametrize("step", ["encode", "write", "release"])

@@ -57,6 +57,16 @@ def test_the_same_file_again_is_fine_and_another_is_refused(target: StorageRef) 
     assert target.open().read(work().data_path) == work().data_path.encode() + b"!"
 
 
+def test_a_file_that_is_written_again_may_be_there_from_a_writer_that_could_not_be_stopped(
+    target: StorageRef,
+) -> None:
+    target.open().create(work().data_path, b"the same changes, a moment earlier")
+    (found,) = write_files([replace(work(), again=True)], payloads, target, threads=1)
+    assert found.error == ""
+    assert target.open().read(work().data_path) == b"the same changes, a moment earlier"
+    assert target.open().read(work().index_path) == b"CDC000001.json\n"
+
+
 def test_an_index_that_fails_is_written_by_the_next_attempt(
     target: StorageRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:

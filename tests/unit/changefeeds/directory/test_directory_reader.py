@@ -12,10 +12,10 @@ from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.directory.listing import DirectoryLayout
 from penstock.changefeeds.directory.progress import DirectoryProgress
 from penstock.changefeeds.directory.reader import Ddl, Delivery, DirectoryReader, TableVersion
-from penstock.changefeeds.sinks.storage.remote_files import blank_file
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import open_storage
+from support.blankfiles import blank_file
 from support.ticdcfiles import TicdcDirectory, canal_line, column
 
 ORDERS = [column("id", "BIGINT", pk=True), column("note", "VARCHAR", ColumnPrecision="20")]

@@ -5,7 +5,6 @@ import gzip
 import io
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -366,15 +365,14 @@ def pending(paths: FilePaths) -> PendingFile:
     return PendingFile("77", paths.data_path, paths.index_path, Position(5), Position(9))
 
 
-def test_a_file_that_did_not_arrive_can_never_arrive() -> None:
+def test_a_file_that_is_missing_keeps_its_name_and_nothing_else_gets_it() -> None:
     world = World()
     paths = world.next_file(world.place())
-    assert world.files.repair(pending(paths)) == Position(5)
-    assert not world.storage.create(paths.data_path, b"from a writer that nobody could stop")
-    assert world.storage.read(paths.data_path) == b""
-    assert world.storage.read(paths.index_path) == b"CDC000001.json\n"
-    assert world.files.repair(pending(paths)) == Position(5), "it stays decided"
-    assert world.next_file(world.place()).number == 2
+    before = world.storage.names("")
+    assert world.files.repair(pending(paths)) is None
+    assert world.storage.names("") == before, "readers see no file that has no rows"
+    world.restart()
+    assert world.next_file(world.place()) == paths
 
 
 def test_a_file_of_somebody_else_is_not_taken_for_ours() -> None:
@@ -387,67 +385,16 @@ def test_a_file_of_somebody_else_is_not_taken_for_ours() -> None:
     assert world.files.repair(replace(pending(paths), nbytes=21)) == Position(9)
 
 
-def test_a_file_that_arrives_while_it_is_looked_for_counts() -> None:
-    world = World()
-    paths = world.next_file(world.place())
-    create = world.storage.create
-
-    def arrives_first(path: str, data: bytes) -> bool:
-        if path == paths.data_path:
-            create(path, b"rows")
-        return create(path, data)
-
-    world.storage.create = arrives_first
-    assert world.files.repair(pending(paths)) == Position(9)
-    assert world.storage.read(paths.data_path) == b"rows"
-    assert world.storage.read(paths.index_path) == b"CDC000001.json\n"
-
-
-@pytest.mark.parametrize(
-    ("protocol", "read"),
-    [
-        ("csv", lambda data: data),
-        ("csv&compression=gzip", gzip.decompress),
-        (
-            "debezium&compression=zstd",
-            lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data),
-        ),
-    ],
-)
-def test_a_text_file_without_rows_reads_as_nothing(protocol: str, read: Callable[[bytes], bytes]) -> None:
-    world = World(protocol=protocol)
-    paths = world.next_file(world.place())
-    world.files.repair(pending(paths))
-    assert read(world.storage.read(paths.data_path) or b"") == b""
-
-
-@pytest.mark.parametrize(
-    "parameters", ["file-index-digit=6", "use-table-id-as-path=true", "compression=zstd&date-separator=none"]
-)
-def test_a_parquet_file_without_rows_has_the_columns_of_its_table(parameters: str) -> None:
-    world = World(parameters, protocol="parquet")
-    place = world.place()
-    paths = world.next_file(place)
-    assert world.files.repair(pending(paths)) == Position(5)
-    assert world.files.repair(pending(paths)) == Position(5)
-    read = pq.read_table(io.BytesIO(world.storage.read(paths.data_path) or b""))
-    assert read.num_rows == 0
-    assert read.column_names[:2] == ["id", "a"]
-    [schema_file] = schema_paths(world)
-    world.storage.delete(schema_file)
-    paths = world.next_file(place)
-    assert world.files.repair(pending(paths)) == Position(5)
-
-
 @pytest.mark.parametrize(
     ("protocol", "earlier"),
     [
+        ("csv", b""),
         ("csv&compression=gzip", gzip.compress(b"", mtime=7)),
         ("csv&compression=zstd", zstandard.ZstdCompressor(write_checksum=True).compress(b"")),
         ("parquet", b""),
     ],
 )
-def test_a_file_without_rows_is_known_whichever_version_of_a_library_made_it(
+def test_a_file_without_rows_of_an_earlier_release_has_none_of_the_changes(
     protocol: str, earlier: bytes
 ) -> None:
     world = World(protocol=protocol)
@@ -469,15 +416,6 @@ def test_a_parquet_file_with_rows_counts() -> None:
     pq.write_table(pa.table({"id": [1]}), made)
     world.storage.write(paths.data_path, made.getvalue())
     assert world.files.repair(pending(paths)) == Position(9)
-
-
-def test_a_repair_goes_by_the_format_that_the_file_was_begun_in() -> None:
-    world = World()
-    paths = world.next_file(world.place())
-    world.options = replace(world.options, protocol="parquet", date_separator="none")
-    world.restart()
-    assert world.files.repair(pending(paths)) == Position(5)
-    assert world.storage.read(paths.data_path) == b""
 
 
 def test_a_file_without_its_index_gets_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.changefeeds.codecs.options import file_extension
-from penstock.changefeeds.codecs.parquet import ParquetRows, parquet_file
 from penstock.changefeeds.filters import selected_columns
 from penstock.changefeeds.model import PendingFile
 from penstock.changefeeds.sink_uri import location_of
@@ -170,17 +169,18 @@ class RemoteFiles:
             self._check_database(file.schema)
             self._storage.write(path, file.to_json())
 
-    def repair(self, pending: PendingFile) -> Position:
+    def repair(self, pending: PendingFile) -> Position | None:
         """Return where a dispatcher goes on whose last file may have been interrupted; repair its index.
 
-        A missing file may still arrive from a writer that cannot be stopped. So a file without rows takes its
-        name, which keeps it from arriving later. Raises Corrupt when the index names no file, or the file is
-        not the one that was to be written.
+        None: the file is missing. It may still arrive from a writer that cannot be stopped. So the name stays
+        taken for its changes: the caller writes the same changes under it. A file without rows, as earlier
+        releases left it in the place of a missing one, has none of the changes. Raises Corrupt when the index
+        names no file, or the file is not the one that was to be written.
         """
         size = self._storage.size(pending.data_path)
-        if size is None and not self._storage.create(pending.data_path, self._blank(pending.data_path)):
-            size = self._storage.size(pending.data_path)
-        void = size is None or self._is_blank(pending.data_path)
+        if size is None:
+            return None
+        void = self._is_blank(pending.data_path)
         if not void and pending.nbytes not in {0, size}:
             raise Corrupt(
                 f"object {pending.data_path} at {self._storage.url} is not what this changefeed wrote there; "
@@ -229,26 +229,9 @@ class RemoteFiles:
         """How many dispatchers have a state here; tests see by it that the number is bounded."""
         return len(self._states)
 
-    def _blank(self, data_path: str) -> bytes:
-        """Return a file without rows for a path, by its extension: the options may have changed since."""
-        extension = _extension(data_path)
-        return blank_file(extension, self._schema_of(data_path) if extension == ".parquet" else None)
-
     def _is_blank(self, data_path: str) -> bool:
         with self._storage.open(data_path) as file:
             return is_blank(_extension(data_path), file)
-
-    def _schema_of(self, data_path: str) -> SchemaFile | None:
-        """Return the schema file of the version of a data file, if there is one."""
-        by_id = self._options.use_table_id_as_path
-        separator = self._options.date_separator
-        data = layout.parse_data_path(data_path, date_separator=separator, table_id_as_path=by_id)
-        paths = self._storage.names(layout.meta_folder(data.folder)) if data else []
-        for path in paths:
-            named = layout.parse_schema_path(path, table_id_as_path=by_id)
-            if data and named and named.version == data.folder.version:
-                return SchemaFile.from_json(self._storage.read(path) or b"")
-        return None
 
     def _repair_index(self, pending: PendingFile) -> None:
         content = self._storage.read(pending.index_path)
@@ -323,7 +306,7 @@ class RemoteFiles:
     def _latest_date(self, target: FileTarget, date: str) -> str:
         """Return a date, or the newest date under which the dispatcher has files of this version, if later.
 
-        A fence file may have a later date, and so may files of releases that took the date from the clock.
+        Files of releases that took the date from the clock may have a later one.
         """
         separator = self._options.date_separator
         if separator == "none":
@@ -369,20 +352,6 @@ def _extension(data_path: str) -> str:
     return name.extension
 
 
-def blank_file(extension: str, schema: SchemaFile | None) -> bytes:
-    """Return a data file with this extension that has no rows.
-
-    Only Parquet needs the schema; without one the file has no columns of the table.
-    """
-    if extension == ".parquet":
-        return _blank_parquet(schema or SchemaFile(schema="", version=0))
-    if extension.endswith(".gz"):
-        return gzip.compress(b"", mtime=0)
-    if extension.endswith(".zst"):
-        return bytes(pa.Codec("zstd").compress(b"", asbytes=True))
-    return b""
-
-
 def is_blank(extension: str, file: pa.NativeFile) -> bool:
     """Return whether a file has no rows. It does not compare bytes: they depend on the library's version.
 
@@ -408,10 +377,3 @@ def _decompress(extension: str, data: bytes) -> bytes:
     if extension.endswith(".zst"):
         return bytes(pa.CompressedInputStream(io.BytesIO(data), "zstd").read())
     return data
-
-
-def _blank_parquet(schema: SchemaFile) -> bytes:
-    table = schema.table_info()
-    rows = ParquetRows(SchemaVersion(schema.version, 0, table, schema.schema), table.columns)
-    nothing = pa.RecordBatch.from_pylist([], schema=rows.schema)
-    return parquet_file([rows.payload([nothing])], {})

@@ -1,20 +1,21 @@
 """The storage sink: it takes the events of dispatchers and writes files to object storage."""
 
 import asyncio
+from collections.abc import Sequence
 
 from penstock.changefeeds.engines.engine import SinkEngine
-from penstock.changefeeds.model import ProgressStore
+from penstock.changefeeds.model import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
 from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
-from penstock.changefeeds.sinks.storage.workers import EncodeLoop, WriteLoop
+from penstock.changefeeds.sinks.storage.workers import EncodeLoop, WriteLoop, write_again
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventloop import Notifier, TaskScope, ThreadRunner, WakeUp
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Slice, TableSpan
 
 _CHECKPOINT_INTERVAL_S = 2.0
 _THREADS = 64  # requests of the driver to the remote that overlap
@@ -43,6 +44,8 @@ class StorageSink:
     ) -> None:
         self._engine = engine
         self._files = files
+        self._progress = progress
+        self._options = options
         self._clock = clock
         self._metrics = SinkMetrics(changefeed)
         self._tasks = TaskScope()
@@ -109,6 +112,12 @@ class StorageSink:
     def add_checkpoint_ts(self, ts: int) -> None:
         """Publish a checkpoint to consumers soon; it is skipped if a later one comes first."""
         self._checkpoints.add(ts)
+
+    async def write_again(self, files: Sequence[tuple[PendingFile, Sequence[Slice]]]) -> None:
+        """Write files that a process before this one began and that are not there. Before `run` only."""
+        with self._metrics.stage("write"):
+            at_ms = self._clock.wall_ms()
+            await write_again(files, self._engine, self._progress, self._options, encoded_at_ms=at_ms)
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         """Forget a dispatcher. Nothing of it is written after the return.

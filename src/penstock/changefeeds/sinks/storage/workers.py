@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from penstock import tracing
 from penstock.changefeeds.codecs.encoder import header_of
-from penstock.changefeeds.engines.engine import EncodeWork, FileWork, SinkEngine, WriteResult
+from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, SinkEngine, WriteResult
 from penstock.changefeeds.model import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.buffers import FileTask
@@ -21,6 +22,8 @@ from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarge
 from penstock.clock import Clock
 from penstock.errors import Unavailable
 from penstock.eventloop import TaskScope, ThreadRunner, WakeUp
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.slices import Slice
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +93,7 @@ class PlacedFile:
     target: FileTarget
     paths: FilePaths
     work: FileWork
+    where: str
 
     @property
     def pending(self) -> PendingFile:
@@ -103,7 +107,71 @@ class PlacedFile:
             chunks[0].start,
             chunks[-1].end,
             0 if self.work.parquet else size,
+            self.where,
         )
+
+
+def file_work(
+    dispatcher_id: str,
+    chunks: tuple[Chunk, ...],
+    schema: SchemaVersion,
+    paths: FilePaths,
+    options: SinkOptions,
+    *,
+    again: bool = False,
+) -> FileWork:
+    """Return the work of a file with these chunks; a csv file begins with its header."""
+    encoder = options.encoder(schema)
+    return FileWork(
+        dispatcher_id=dispatcher_id,
+        chunks=chunks,
+        data_path=paths.data_path,
+        index_path=paths.index_path,
+        header=header_of(schema, encoder),
+        parquet=encoder.protocol == "parquet",
+        parquet_options=() if encoder.compression == "none" else (("compression", encoder.compression),),
+        again=again,
+    )
+
+
+async def write_again(
+    files: Sequence[tuple[PendingFile, Sequence[Slice]]],
+    engine: SinkEngine,
+    progress: ProgressStore,
+    options: SinkOptions,
+    *,
+    encoded_at_ms: int,
+) -> None:
+    """Write files that another process began: each the changes of its slices, under the name it was given.
+
+    The other process may still write the same changes, with other bytes, so their size is forgotten first.
+    That also checks the lease. Raises Unavailable when a file cannot be written.
+    """
+    work = [
+        EncodeWork(slice_, replace(_encoder_of(file, slice_, options), encoded_at_ms=encoded_at_ms))
+        for file, slices in files
+        for slice_ in slices
+    ]
+    encoded = iter(await engine.encode(work))
+    chunks = [tuple(chunk for _ in slices for chunk in next(encoded)) for _, slices in files]
+    begun: list[tuple[PendingFile, FileWork]] = []
+    for (file, slices), held in zip(files, chunks, strict=True):
+        if held:
+            paths = FilePaths(file.data_path, file.index_path, 0)
+            work_again = file_work(file.dispatcher_id, held, slices[0].schema, paths, options, again=True)
+            begun.append((replace(file, nbytes=0), work_again))
+    await progress.begin_files([file for file, _ in begun])
+    results = await engine.write([work_again for _, work_again in begun])
+    for segment in {chunk.segment for held in chunks for chunk in held}:
+        await engine.release(segment)
+    failed = next((result for result in results if result.error), None)
+    if failed is not None:
+        raise Unavailable(f"{failed.data_path} could not be written again: {failed.error}")
+
+
+def _encoder_of(file: PendingFile, slice_: Slice, options: SinkOptions) -> EncoderOptions:
+    encoder = options.encoder(slice_.schema)
+    return encoder if file.where is None else replace(encoder, where=file.where)
 
 
 class WriteLoop:
@@ -163,7 +231,7 @@ class WriteLoop:
             if target is None:
                 self._skip_stale(task)
         placed = [
-            PlacedFile(task, *target, self._work(task, target[1]))
+            self._placed(task, *target)
             for task, target in zip(tasks, targets, strict=True)
             if target is not None
         ]
@@ -189,17 +257,9 @@ class WriteLoop:
         target = self._files.place(task.dispatcher, task.schema)
         return None if target is None else (target, self._files.next_file(target, task.chunks[-1].end.ts))
 
-    def _work(self, task: FileTask, paths: FilePaths) -> FileWork:
-        options = self._options.encoder(task.schema)
-        return FileWork(
-            dispatcher_id=task.dispatcher.id,
-            chunks=task.chunks,
-            data_path=paths.data_path,
-            index_path=paths.index_path,
-            header=header_of(task.schema, options),
-            parquet=options.protocol == "parquet",
-            parquet_options=() if options.compression == "none" else (("compression", options.compression),),
-        )
+    def _placed(self, task: FileTask, target: FileTarget, paths: FilePaths) -> PlacedFile:
+        work = file_work(task.dispatcher.id, task.chunks, task.schema, paths, self._options)
+        return PlacedFile(task, target, paths, work, self._options.encoder(task.schema).where)
 
     def _acknowledge(
         self, placed: Sequence[PlacedFile], results: Sequence[WriteResult], seconds: float
