@@ -57,6 +57,7 @@ def drop_column(table: TableInfo, name: str) -> TableInfo:
     if dropped in table.primary_key or users:
         which = "the primary key" if dropped in table.primary_key else f"index {users[0]}"
         raise Invalid(f"column {dropped.name} of {table.name} is part of {which}; it cannot be dropped")
+    _check_not_in_expressions(table, dropped)
     return table.with_columns([column for column in table.columns if column is not dropped])
 
 
@@ -120,12 +121,18 @@ def _check_not_in_expressions(table: TableInfo, column: ColumnInfo) -> None:
         "a check constraint": [
             check.get("expr_string") or "" for check in table.extra.get("constraint_info") or ()
         ],
+        "a foreign key": [
+            f"`{name_from_json(name)}`"
+            for key in table.extra.get("fk_info") or ()
+            for name in key.get("cols") or ()
+        ],
+        "the time to live of rows": [
+            f"`{name_from_json((table.extra.get('ttl_info') or {}).get('column'))}`",
+        ],
     }
     for what, expressions in texts.items():
         if any(f"`{column.name.lower()}`" in expression.lower() for expression in expressions):
-            raise Invalid(
-                f"column {column.name} of {table.name} is used by {what}; it cannot be changed or renamed"
-            )
+            raise Invalid(f"column {column.name} of {table.name} is used by {what}; change it through TiDB")
 
 
 def begin_index(table: TableInfo, index: Index) -> tuple[TableInfo, int]:

@@ -54,7 +54,8 @@ class Catalog:
         self._guards = Guards(client)
         self._online = OnlineDdl(client, clock=clock)
         self._lock = threading.Lock()
-        self._newest: SchemaSnapshot | None = None
+        self._newest: tuple[tuple[int, bool], SchemaSnapshot] | None = None
+        """The newest schemas, with the version and whether its change was there already."""
         self._recent: dict[int, SchemaSnapshot] = {}
         """Schemas by timestamp; they can be cached because the past does not change."""
 
@@ -74,14 +75,17 @@ class Catalog:
 
     def _load(self, at_ts: int | None) -> SchemaSnapshot:
         meta = self._meta(at_ts)
-        version = meta.schema_version()
+        number = meta.schema_version()
+        # TiDB takes a version in a transaction of its own, before the one that changes the schema and writes
+        # the version's diff: until the diff is there, the schema is still that of the version before.
+        version = (number, meta.diff(number) is not None)
         with self._lock:
-            if self._newest is not None and self._newest.version == version:
-                return self._newest
+            if self._newest is not None and self._newest[0] == version:
+                return self._newest[1]
         loaded = SchemaSnapshot.load(meta)
         with self._lock:
-            if self._newest is None or self._newest.version < loaded.version:
-                self._newest = loaded
+            if self._newest is None or self._newest[0] < version:
+                self._newest = (version, loaded)
         return loaded
 
     def databases(self, at_ts: int | None = None) -> list[DatabaseInfo]:

@@ -15,7 +15,7 @@ from penstock.errors import Conflict, Invalid, KeyExists, Unavailable
 from penstock.kv import Client
 from penstock.tables import Catalog, DuplicateRow, Index
 from penstock.tables.columns import SchemaState
-from penstock.tables.ddl_jobs import DdlAction
+from penstock.tables.ddl_jobs import DdlAction, SchemaDiff
 from penstock.tables.keys import index_prefix, prefix_end, record_range
 from penstock.tables.meta import MetaReader, MetaWriter
 from support.warmstore import WarmStore
@@ -380,3 +380,17 @@ def test_concurrent_changes_of_the_schema_all_happen(db: Catalog, client: Client
         made = list(pool.map(lambda n: catalogs[n % 4].create_table(f"shop.t{n}", ORDERS), range(8)))
     assert len({table.id for table in made}) == 8
     assert len(db.tables("shop")) == 8
+
+
+def test_a_version_that_tidb_took_ahead_of_its_change_does_not_hide_the_change(
+    db: Catalog, client: Client
+) -> None:
+    info = db.create_table("shop.orders", ORDERS)
+    database = db.schema().database("shop")
+    with client.begin() as txn:
+        version = MetaWriter(txn).next_schema_version()
+    assert db.table_info("shop.orders").comment == ""
+    with client.begin() as txn:
+        MetaWriter(txn).put_table(database.id, replace(info, comment="changed"))
+        MetaWriter(txn).put_diff(SchemaDiff(version, DdlAction.MODIFY_COLUMN, database.id, info.id))
+    assert db.table_info("shop.orders").comment == "changed"

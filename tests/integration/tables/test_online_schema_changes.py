@@ -14,6 +14,7 @@ from penstock.tables import Catalog, Index, Table
 from penstock.tables.columns import ColumnFlag, SchemaState
 from penstock.tables.indexes import entry, handle_in
 from penstock.tables.records import to_record
+from support.campaign import seeds
 from support.onlinestates import OnlineChange, add_index, assert_entries_agree, drop_index, modify_column
 from support.warmstore import WarmStore
 
@@ -254,7 +255,7 @@ class Writers:
         assert found == {number: value for number, value in self.rows.items() if value is not None}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, 20))
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_interleaving_of_writers_and_states_leaves_rows_and_entries_that_agree(
     db: Catalog, client: Client, change: str, seed: int
