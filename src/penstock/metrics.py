@@ -388,6 +388,10 @@ CHANGES_COALESCED_ROWS_TOTAL = Counter(
     "penstock_changes_coalesced_rows_total",
     "Rows of changes that cancelled each other out or were combined into one.",
 )
+CHANGES_HIDDEN_DATES_TOTAL = Counter(
+    "penstock_changes_hidden_dates_total",
+    "Batches of changes whose readers got NULL for dates that no calendar has, such as 0000-00-00.",
+)
 
 # The sink of changefeeds. The label `reason` is a FlushReason of penstock.changefeeds.sinks.storage.buffers.
 SINK_CHECKPOINT_LAG_SECONDS = Gauge(

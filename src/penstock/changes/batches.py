@@ -1,7 +1,9 @@
 """Batches of changes, the hints that say when they can be applied, and the handle that yields them."""
 
+import logging
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Self
 
@@ -10,6 +12,7 @@ import pyarrow as pa
 from penstock import metrics
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables.impossible_dates import hide
 
 
 class Hint(Enum):
@@ -43,6 +46,34 @@ class ChangeBatch:
 
 Batches = Generator[ChangeBatch, None, None]
 
+_log = logging.getLogger(__name__)
+_NAMED_MAX = 10_000
+_named: set[tuple[str, str]] = set()
+"""Columns that the log has named as having dates that no calendar has."""
+
+
+def _hide_impossible_dates(batches: Batches) -> Batches:
+    with closing(batches):
+        for batch in batches:
+            data, of_data = hide(batch.data)
+            tombstones, of_tombstones = hide(batch.tombstones)
+            if of_data or of_tombstones:
+                metrics.CHANGES_HIDDEN_DATES_TOTAL.inc()
+                _name_columns(batch.schema.name, {*of_data, *of_tombstones})
+                batch = replace(batch, data=data, tombstones=tombstones)  # noqa: PLW2901
+            yield batch
+
+
+def _name_columns(table: str, columns: set[str]) -> None:
+    for column in sorted(columns):
+        if (table, column) not in _named and len(_named) < _NAMED_MAX:
+            _named.add((table, column))
+            _log.warning(
+                "column %s of %s has dates that no calendar has, such as 0000-00-00; they are read as NULL",
+                column,
+                table,
+            )
+
 
 class ChangesHandle:
     """Yields batches until there are no more. A context and an iterator; use it from one thread at a time.
@@ -50,10 +81,13 @@ class ChangesHandle:
     Batches are read when they are asked for, in bounded memory. An error of `next` (Unavailable, StaleRead,
     Corrupt) is raised again by every later call, because the changes did not end there. Start again from the
     last `complete_ts`.
+
+    Without `impossible_dates`, dates that no calendar has are null. A metric counts the batches that had
+    some, and a line in the log names the column, once for each column and process.
     """
 
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
+    def __init__(self, batches: Batches, *, impossible_dates: bool = False) -> None:
+        self._batches = batches if impossible_dates else _hide_impossible_dates(batches)
         self._ended = False
         self._failure: Exception | None = None
 

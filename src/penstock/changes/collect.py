@@ -52,7 +52,8 @@ def collect_changes(
 
     Changes of the same row are coalesced as far as they come together, unless `coalesce` is off. `replay` is
     for a reader that may have applied some of them before. `skip_deletes` leaves out tombstones of rows that
-    come back, for a reader that replaces rows. A side of a batch has at most twice `batch_rows` rows. The
+    come back, for a reader that replaces rows. Dates that no calendar has are null, unless `impossible_dates`
+    keeps them. A side of a batch has at most twice `batch_rows` rows. The
     last batch is complete up to to_ts, and may have no rows. The same range gives the same changes in the
     same order, whatever was flushed or merged meanwhile.
 
@@ -62,7 +63,9 @@ def collect_changes(
     or reorganized, or by another table under the name. So it does when MODIFY COLUMN rewrote a column of
     every row. `oldest_ts` is then the last such timestamp.
     """
-    return ChangesHandle(collect(table, ChangesRange(from_ts, to_ts), ChangeOptions(**options)))
+    chosen = ChangeOptions(**options)
+    batches = collect(table, ChangesRange(from_ts, to_ts), chosen)
+    return ChangesHandle(batches, impossible_dates=chosen.impossible_dates)
 
 
 @dataclass(frozen=True, slots=True)

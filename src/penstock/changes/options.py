@@ -27,6 +27,7 @@ class ChangeOptionsArgs(TypedDict, total=False):
     coalesce: bool
     old_rows: bool
     replay: bool
+    impossible_dates: bool
     batch_rows: int
 
 
@@ -36,8 +37,9 @@ class ChangeOptions:
 
     `columns`: the columns to read (None: all). `skip_deletes`: leave out tombstones of rows that come back.
     `coalesce`: merge changes of the same row. `old_rows`: add the row that ended to each tombstone. `replay`:
-    the reader may have applied some of the changes before. `batch_rows`: half the most rows of a side of a
-    batch.
+    the reader may have applied some of the changes before. `impossible_dates`: keep dates that no calendar
+    has, for a reader that knows `tables.impossible_dates`; others get null. `batch_rows`: half the most rows
+    of a side of a batch.
     """
 
     columns: Sequence[str] | None = None  # kept as a tuple
@@ -45,6 +47,7 @@ class ChangeOptions:
     coalesce: bool = True
     old_rows: bool = False
     replay: bool = False
+    impossible_dates: bool = False
     batch_rows: int = BATCH_ROWS
 
     def __post_init__(self) -> None:

@@ -195,10 +195,12 @@ class ChangesPartition:
         """Read the part. Raises as `collect_changes` does."""
         if self.snapshot is not None and self.schema is not None:
             rows = self.snapshot.read()
-            return ChangesHandle(to_batches(rows, self.schema, self.options, complete_ts=self.to_ts))
-        wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
-        # The plan has checked the columns.
-        return ChangesHandle(collect(self.table, wanted, self.options, checked=True))
+            batches = to_batches(rows, self.schema, self.options, complete_ts=self.to_ts)
+        else:
+            wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
+            # The plan has checked the columns.
+            batches = collect(self.table, wanted, self.options, checked=True)
+        return ChangesHandle(batches, impossible_dates=self.options.impossible_dates)
 
     def within(self, low: bytes, high: bytes) -> "ChangesPartition | None":
         """Return the part whose rows are in [low, high) (b"": no bound); None when it cannot have any."""

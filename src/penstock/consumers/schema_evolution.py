@@ -24,6 +24,7 @@ from penstock.eventstore.sides import HANDLE
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.schema_changes import fits
 from penstock.tables.decoding.decoder import origin_scalar
+from penstock.tables.impossible_dates import hide_scalar
 from penstock.tables.schema import TableInfo
 
 __all__ = [
@@ -222,7 +223,11 @@ class ArrowColumns:
     def origin(self, name: str) -> pa.Scalar:
         """Return the value of a column in rows that were written before it was added."""
         kind = self.schema.field(name).type
-        return pa.scalar(None, kind) if name == HANDLE else _cast(origin_scalar(self._infos[name]), kind)
+        return (
+            pa.scalar(None, kind)
+            if name == HANDLE
+            else _cast(hide_scalar(origin_scalar(self._infos[name])), kind)
+        )
 
 
 def column_id(column: pa.Field) -> int:

@@ -319,7 +319,7 @@ class DeploymentTables:
         from_ts = after_ts
         while from_ts < to_ts:
             scan = source.scan(table_id, from_ts, to_ts, ReadLimit())
-            with source.open(scan, columns) as changes:
+            with source.open(scan, columns, impossible_dates=True) as changes:
                 for batch in changes:
                     yield batch.data.select(columns)
                     yield batch.tombstones.select(columns)
@@ -330,7 +330,7 @@ class DeploymentTables:
     ) -> Iterator[pa.RecordBatch]:
         source, table_id = self._deployment.source, schema.table.id
         scan = source.scan(table_id, 0, self._same_ts(table_id, at_ts, upto_ts=at_ts), ReadLimit())
-        with source.open(scan, columns) as changes:
+        with source.open(scan, columns, impossible_dates=True) as changes:
             for batch in changes:
                 yield batch.data.select(columns)
 

@@ -18,6 +18,7 @@ from penstock.eventstore.sides import RESERVED, side_schema
 from penstock.tables.arrow import arrow_field, arrow_name, arrow_type
 from penstock.tables.columns import ColumnInfo, Tp
 from penstock.tables.decoding.decoder import origin_scalar
+from penstock.tables.impossible_dates import hide_scalar
 from penstock.tables.schema import TableInfo
 
 SCHEMA_FACT = "schema"
@@ -107,10 +108,13 @@ class Projection:
     """Takes columns of `new`, and system columns, out of rows of `old`.
 
     `reads` are the columns of `old` that it needs, maybe some that readers did not see then; `schema` is the
-    schema of the result.
+    schema of the result. A column that was added since may read as a date that no calendar has; without
+    `impossible_dates` it is null.
     """
 
-    def __init__(self, old: TableInfo, new: TableInfo, names: Sequence[str]) -> None:
+    def __init__(
+        self, old: TableInfo, new: TableInfo, names: Sequence[str], *, impossible_dates: bool = False
+    ) -> None:
         system = side_schema(new, "data")
         before = {column.id: column for column in old.kept_columns}
         after = {arrow_name(column): column for column in new.kept_columns}
@@ -118,6 +122,10 @@ class Projection:
             _Stored(name) if name in RESERVED else _source(before.get(after[name].id), after[name])
             for name in names
         ]
+        if not impossible_dates:
+            self._sources = [
+                source if isinstance(source, _Stored) else hide_scalar(source) for source in self._sources
+            ]
         self.schema = pa.schema(
             [system.field(name) if name in RESERVED else arrow_field(after[name]) for name in names]
         )

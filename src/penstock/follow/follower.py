@@ -418,7 +418,9 @@ class ScanFollower(EventStoreFollower):
 
         return self._read(schema, schema.table.physical_ids, fix)
 
-    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(
+        self, scan: TableScan, columns: Collection[str] | None, *, impossible_dates: bool = False
+    ) -> ChangesHandle:
         """Open the coalesced changes of a scan, without deletes of rows that come back in the same commit.
 
         A batch that does not have one of the columns is older than the column. A delete may concern a row
@@ -428,7 +430,9 @@ class ScanFollower(EventStoreFollower):
 
         def collect(partitions: Partitions) -> ChangesHandle:
             view = replace(scan.view, partitions=partitions)
-            return collect_changes(view, scan.from_ts, scan.to_ts, **change_options(view, scan, columns))
+            options = change_options(view, scan, columns)
+            options["impossible_dates"] = impossible_dates
+            return collect_changes(view, scan.from_ts, scan.to_ts, **options)
 
         return self._read(scan.schema, [part.table_id for part in scan.view.partitions], collect)
 

@@ -166,7 +166,13 @@ def is_snapshot(start: Position, begin: Position | None) -> bool:
 def slice_options(schema: SchemaVersion) -> dict[str, Any]:
     """Return the arguments of `plan_changes` for the parts of a slice: every column, and every change."""
     names = [column.name for column in schema.table.stored_columns]
-    return {"columns": (*names, HANDLE), "coalesce": False, "old_rows": True, "batch_rows": BATCH_ROWS}
+    return {
+        "columns": (*names, HANDLE),
+        "coalesce": False,
+        "old_rows": True,
+        "impossible_dates": True,
+        "batch_rows": BATCH_ROWS,
+    }
 
 
 def plan_slice(view: TableView, schema: SchemaVersion, wanted: SliceRange) -> Slice | None:

@@ -72,7 +72,8 @@ def arrow_name(column: ColumnInfo) -> str:
 def arrow_field(column: ColumnInfo) -> pa.Field:
     """Return the Arrow field of a column.
 
-    It is always nullable: a zero date has no Arrow value, and the old row of a delete may have only its key.
+    It is always nullable: readers get null for a date that no calendar has, and the old row of a delete may
+    have only its key.
     """
     return pa.field(arrow_name(column), arrow_type(column.type))
 

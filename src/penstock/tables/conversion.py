@@ -38,9 +38,18 @@ def convert(old: FieldType, new: FieldType, datum: Datum) -> Datum:
     converter, value = _converter(old, new), from_datum(old, datum)
     if converter is None:
         raise Invalid(f"values of {type_text(old)} cannot be converted to {type_text(new)}")
-    if value is None:
+    if old.tp in PACKED_TIMES and isinstance(value, str) and not new.is_string:
         raise Invalid(f"a date that no calendar has cannot be converted to {type_text(new)}")
-    return to_datum(new, converter(old, new, value))
+    converted = to_datum(new, converter(old, new, value))
+    if new.tp in PACKED_TIMES and _is_refused_date(int(converted.value or 0)):
+        raise Invalid(f"a text is no date of a calendar, so it cannot be converted to {type_text(new)}")
+    return converted
+
+
+def _is_refused_date(packed: int) -> bool:
+    """Whether the date has all its parts and is in no calendar; dates without some parts are kept."""
+    _, month, day, *_ = times.unpack(packed)
+    return bool(month and day) and times.unpack_datetime(packed) is None
 
 
 def _converter(old: FieldType, new: FieldType) -> Callable[[FieldType, FieldType, Any], Any] | None:
@@ -116,6 +125,8 @@ def _to_duration(old: FieldType, _: FieldType, value: Any) -> Any:
 def _to_string(old: FieldType, new: FieldType, value: Any) -> Any:
     if old.is_string:
         text = value if isinstance(value, str) or new.is_binary else _decode(new, value)
+    elif old.tp in PACKED_TIMES and isinstance(value, str):
+        text = value  # of a date that no calendar has
     else:
         text = _TEXTS[old.tp](old, value)
     if new.tp in {Tp.VARCHAR, Tp.VAR_STRING} and isinstance(text, str) and not new.is_binary:

@@ -292,9 +292,8 @@ def _number(table: TableInfo, expression: str) -> Callable[[Record], int | None]
     evaluate = _PARTS_OF_DATES[function]
 
     def of_date(record: Record) -> int | None:
-        datum = record[column.id]
-        day = from_datum(column.type, datum)
-        if datum.kind is not DatumKind.NULL and day is None:
+        day = from_datum(column.type, record[column.id])
+        if isinstance(day, str):
             raise Invalid(f"column {column.name} has a date that no calendar has; pass another")
         return None if day is None else evaluate(day)
 

@@ -14,6 +14,7 @@ from penstock.kv.transact import transact
 from penstock.tables.auto_ids import AutoIds
 from penstock.tables.decoding.decoder import decode_rows, int_handles
 from penstock.tables.guard import Guards
+from penstock.tables.impossible_dates import hide
 from penstock.tables.keys import decode_index_prefix, is_record_key
 from penstock.tables.records import row_of
 from penstock.tables.row_reader import RowReader
@@ -202,7 +203,7 @@ def _batch(
     table: TableInfo, page: list[tuple[bytes, bytes]], columns: list[str] | None, *, row_ids: bool
 ) -> pa.RecordBatch:
     keys = pa.array([key for key, _ in page], pa.binary())
-    batch = decode_rows(table, keys, pa.array([value for _, value in page], pa.binary()))
+    batch, _ = hide(decode_rows(table, keys, pa.array([value for _, value in page], pa.binary())))
     if columns is not None:
         batch = batch.select(columns)
     return batch.append_column(ROWID_COLUMN, int_handles(keys)) if row_ids else batch

@@ -1,6 +1,7 @@
 """Values as text, a column at a time, as Go and TiDB write them. Pure."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pyarrow.compute as pc
 
 from penstock.columnar.text_lines import Ints, truths
 from penstock.tables.columns import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
+from penstock.tables.impossible_dates import replace_texts
 
 _NOTHING = pa.scalar("", pa.string())
 _EXACT = {0: "s", 3: "ms", 6: "us"}
@@ -101,6 +103,10 @@ def decimals(values: pa.Array) -> pa.Array:
 
 def moments(kind: FieldType, values: pa.Array) -> pa.Array:
     """Return dates and times with the digits of their column; timestamps in UTC."""
+    return replace_texts(kind, values, partial(_calendar_moments, kind))
+
+
+def _calendar_moments(kind: FieldType, values: pa.Array) -> pa.Array:
     if kind.tp is Tp.DATE:
         return values.cast(pa.string())
     unit = _EXACT.get(kind.fsp, "us")

@@ -7,7 +7,7 @@
 | DECIMAL | decimal.Decimal |
 | CHAR, VARCHAR, TEXT | str |
 | BINARY, VARBINARY, BLOB | bytes |
-| DATE / DATETIME / TIMESTAMP | date / naive datetime / datetime in UTC |
+| DATE / DATETIME / TIMESTAMP | date / naive datetime / datetime in UTC; an impossible date is its text |
 | TIME | timedelta |
 | ENUM, SET | str; a set may also be given as a list of its elements |
 | JSON | its text; dicts, lists, numbers, booleans may be given as they are |
@@ -22,6 +22,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from penstock.errors import Corrupt, Invalid
+from penstock.tables import impossible_dates
 from penstock.tables.codec import decimals, json_binary, times
 from penstock.tables.codec.datums import NULL, Datum, DatumKind, decimal_datum, find_vector_end
 from penstock.tables.codec.ordered import decode_float
@@ -158,12 +159,13 @@ def _packed_time(kind: FieldType, value: Any) -> Datum:
 
 
 def parse_time(kind: FieldType, text: str) -> int:
-    """Pack a date or time from MySQL's text form; zero dates are allowed."""
+    """Pack a date or time from MySQL's text form; dates that no calendar has are allowed."""
+    impossible = impossible_dates.parse_one(text)
+    if impossible is not None:
+        return impossible_dates.cut(kind, impossible)
     day, _, clock = text.strip().replace("T", " ").partition(" ")
     try:
         year, month, of_month = map(int, day.split("-"))
-        if not (month and of_month):
-            return times.pack(year, month, of_month)
         moment = datetime.fromisoformat(f"{year:04}-{month:02}-{of_month:02} {clock or '00:00:00'}")
     except ValueError:
         raise _mismatch(kind, text, "a date as YYYY-MM-DD [HH:MM:SS[.ffffff]]") from None
@@ -276,6 +278,13 @@ def _from_string(kind: FieldType, cell: bytes) -> str | bytes:
     return cell if kind.is_binary else cell.decode(errors="replace")
 
 
+def _from_packed_time(kind: FieldType, cell: bytes) -> date | str:
+    packed = cell_uint(cell)
+    unpack = {Tp.DATE: times.unpack_date, Tp.DATETIME: times.unpack_datetime}
+    moment = unpack.get(kind.tp, times.unpack_timestamp)(packed)
+    return impossible_dates.spell(kind, packed) if moment is None else moment
+
+
 def _from_enum(kind: FieldType, cell: bytes) -> str:
     number = cell_uint(cell)
     return kind.elems[number - 1] if 0 < number <= len(kind.elems) else ""
@@ -319,9 +328,7 @@ _FROM_CELL: dict[Tp, Callable[[FieldType, bytes], Any]] = {
     Tp.YEAR: lambda _, cell: cell_int(cell),
     Tp.BIT: lambda _, cell: cell_uint(cell),
     Tp.NEW_DECIMAL: _from_decimal,
-    Tp.DATE: lambda _, cell: times.unpack_date(cell_uint(cell)),
-    Tp.DATETIME: lambda _, cell: times.unpack_datetime(cell_uint(cell)),
-    Tp.TIMESTAMP: lambda _, cell: times.unpack_timestamp(cell_uint(cell)),
+    **dict.fromkeys(PACKED_TIMES, _from_packed_time),
     Tp.DURATION: lambda _, cell: times.duration_span(cell_int(cell)),
     Tp.ENUM: _from_enum,
     Tp.SET: _from_set,

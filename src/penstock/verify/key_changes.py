@@ -193,12 +193,15 @@ class Shape:
     def key_hashes(self, rows: pa.RecordBatch, version: TableInfo) -> Hashes:
         """Return the hashes of the keys alone; rows need no other columns."""
         self._check_key(version)
-        return hashes_of(Projection(version, self.table, self.keys).apply(rows), self.keys)
+        projection = Projection(version, self.table, self.keys, impossible_dates=True)
+        return hashes_of(projection.apply(rows), self.keys)
 
     def _projection(self, version: TableInfo) -> Projection:
         if id(version) not in self._projections:
             self._check_key(version)
-            self._projections[id(version)] = Projection(version, self.table, self.names)
+            self._projections[id(version)] = Projection(
+                version, self.table, self.names, impossible_dates=True
+            )
             self._versions.append(version)
         return self._projections[id(version)]
 

@@ -91,8 +91,10 @@ def test_types_that_do_not_convert_are_known_beforehand() -> None:
         assert not can_convert(kind(old), kind(new))
 
 
-def test_zero_dates_keep_their_parts_and_have_no_text() -> None:
+def test_zero_dates_keep_their_parts_and_their_text() -> None:
     zero = to_datum(kind("datetime"), "0000-00-00")
     assert convert(kind("datetime"), kind("date"), zero) == zero
+    text = convert(kind("datetime"), kind("varchar(30)"), zero)
+    assert from_datum(kind("varchar(30)"), text) == "0000-00-00 00:00:00"
     with pytest.raises(Invalid, match="no calendar"):
-        convert(kind("datetime"), kind("varchar(30)"), zero)
+        convert(kind("datetime"), kind("time"), zero)

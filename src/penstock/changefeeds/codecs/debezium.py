@@ -31,8 +31,9 @@ from penstock.clock import LOGICAL_BITS
 from penstock.columnar.text_lines import JSON, Lines, base64_cells, json_string, numbers, spread
 from penstock.errors import Corrupt
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables import impossible_dates
 from penstock.tables.arrow import arrow_schema, arrow_type
-from penstock.tables.columns import INTEGER_BITS, ColumnInfo, FieldType, Tp
+from penstock.tables.columns import INTEGER_BITS, PACKED_TIMES, ColumnInfo, FieldType, Tp
 from penstock.tables.schema import TableInfo
 from penstock.tables.text_values import fixed_floats, texts
 
@@ -95,10 +96,24 @@ class DebeziumJson:
         for number, (name, column) in enumerate(zip(self._names, self._columns, strict=True)):
             lines.text(b"%s%s:" % (b"," * bool(number), name))
             bare = column.type.tp in _NUMBERS or _is_flag(column.type)
-            values = _cells(column.type, rows.column(column.name))
+            values = _cells(column.type, _replace_impossible(column.type, rows.column(column.name)))
             lines.cells(values, quote=b"" if bare else b'"', null=b"null")
         lines.text(b"}")
         return lines.build()
+
+
+def _replace_impossible(kind: FieldType, values: pa.Array) -> pa.Array:
+    """Return dates that no calendar has as TiCDC and Debezium write them.
+
+    They are 1970-01-01 in TIMESTAMP and NOT NULL columns, and null in others.
+    """
+    found = impossible_dates.find(values) if kind.tp in PACKED_TIMES else None
+    if found is None:
+        return values
+    shown = impossible_dates.hide_column(values)
+    if kind.tp is not Tp.TIMESTAMP and not kind.not_null:
+        return shown
+    return pc.if_else(pa.array(found), pa.scalar(0, values.type), shown)
 
 
 def _null_where(mask: np.ndarray, cells: pa.Array) -> pa.Array:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import Corrupt
+from penstock.tables import impossible_dates
 
 OP_INSERT, OP_UPDATE, OP_DELETE = "I", "U", "D"
 
@@ -88,13 +89,15 @@ def as_struct(rows: pa.RecordBatch, valid: pa.BooleanArray) -> pa.StructArray:
 
 
 def row_dicts(rows: pa.RecordBatch | pa.StructArray) -> list[dict[str, Any] | None]:
-    """Return rows as dicts of Python values; columns are converted one at a time."""
+    """Return rows as dicts of Python values; dates that no calendar has are texts."""
     if isinstance(rows, pa.StructArray):
-        return list(rows.to_pylist())
+        valid = rows.is_valid().to_pylist()
+        held = row_dicts(pa.RecordBatch.from_struct_array(rows))
+        return [row if is_valid else None for row, is_valid in zip(held, valid, strict=True)]
     names = rows.schema.names
     if not names:
         return [{} for _ in range(rows.num_rows)]
-    columns = [column.to_pylist() for column in rows.columns]
+    columns = [impossible_dates.to_pylist(column) for column in rows.columns]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 

@@ -26,6 +26,7 @@ from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.columns import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
+from penstock.tables.impossible_dates import hide_column
 from penstock.tables.schema import TableInfo
 
 Evaluate = Callable[[pa.RecordBatch], Any]
@@ -282,7 +283,7 @@ class _Compiler:
         self.columns.append(column.name)
         family, name = _family_of(column.type), column.name
         if family is _Family.TIME:
-            return _Operand(family, lambda rows: rows.column(name).cast(pa.timestamp("us")))
+            return _Operand(family, lambda rows: hide_column(rows.column(name)).cast(pa.timestamp("us")))
         if column.type.tp in _FLOATS:
             return _Operand(family, lambda rows: rows.column(name).cast(pa.float64()))
         return _Operand(family, lambda rows: rows.column(name))

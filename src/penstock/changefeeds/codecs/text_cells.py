@@ -1,7 +1,6 @@
 """Text files for decoders: blocks of whole lines, and columns of text as the Arrow types of their columns.
 
-Zero dates (`0000-00-00`, and dates without a month or a day) have no Arrow value and become null, as
-everywhere in Penstock.
+Dates that no calendar has (`0000-00-00`, `2024-02-31`) are kept, in the form of `tables.impossible_dates`.
 """
 
 import base64
@@ -9,6 +8,7 @@ import binascii
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from penstock.errors import Corrupt
+from penstock.tables import impossible_dates
 from penstock.tables.arrow import arrow_type
 from penstock.tables.columns import PACKED_TIMES, ColumnInfo, FieldType, Tp
 
 BLOCK_BYTES = 8 * 1024 * 1024
 _DURATION = r"^(?P<sign>-?)(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)(?:\.(?P<fraction>\d{1,6}))?$"
-_ZERO_DATE = r"^\d+-(00-|\d+-00)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,13 @@ def from_text(column: ColumnInfo, text: pa.Array, form: TextForm) -> pa.Array:
 
 
 def _parse_time(kind: FieldType, text: pa.Array, form: TextForm) -> pa.Array:
-    zero = pc.match_substring_regex(text, _ZERO_DATE).fill_null(fill_value=False)
-    real = pc.if_else(zero, pa.scalar(None, pa.string()), text)
+    return impossible_dates.parse(kind, text, partial(_parse_calendar_time, kind, form))
+
+
+def _parse_calendar_time(kind: FieldType, form: TextForm, text: pa.Array) -> pa.Array:
     if kind.tp is not Tp.TIMESTAMP:
-        return pc.cast(real, arrow_type(kind))
-    local = pc.cast(real, pa.timestamp("us"))
+        return pc.cast(text, arrow_type(kind))
+    local = pc.cast(text, pa.timestamp("us"))
     zoned = pc.assume_timezone(local, form.time_zone, ambiguous="earliest", nonexistent="latest")
     return zoned.cast(arrow_type(kind))
 

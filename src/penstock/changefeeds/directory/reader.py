@@ -38,6 +38,7 @@ from penstock.errors import Corrupt, Invalid
 from penstock.follow.ddl_events import OtherAction
 from penstock.object_storage import ObjectStorage
 from penstock.tables.ddl_jobs import DdlAction
+from penstock.tables.impossible_dates import to_pylist
 from penstock.tables.schema import TableInfo
 
 __all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableChanges", "TableVersion"]
@@ -150,7 +151,7 @@ class RepeatFilter:
             self._newest_keys.update(self._keys(tail))
 
     def _keys(self, changes: DecodedChanges) -> list[tuple[Any, ...]]:
-        columns = [changes.rows.column(name).to_pylist() for name in self._key_names]
+        columns = [to_pylist(changes.rows.column(name)) for name in self._key_names]
         return list(zip(changes.ops.to_pylist(), *columns, strict=True))
 
 

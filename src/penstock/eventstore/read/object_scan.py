@@ -103,7 +103,7 @@ class ObjectScan:
         for task in sorted(
             tasks, key=lambda task: task.info.id
         ):  # in this order Deletions reads each row group once
-            projection = Projection(task.table, self.table, self.names)
+            projection = Projection(task.table, self.table, self.names, impossible_dates=True)
             deleted = self.deletions.of(task.info.id)
             with open_object(self.storage, self.table_id, task.info) as file:
                 for group in self._groups(task, file, deleted):

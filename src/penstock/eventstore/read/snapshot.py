@@ -341,7 +341,7 @@ class Unflushed:
         """
         seen = 0
         for part in self.parts:
-            projection = Projection(part.schema.table, table, names)
+            projection = Projection(part.schema.table, table, names, impossible_dates=True)
             wanted = replace(part.wanted, side="data", columns=projection.reads or (COMMIT_TS,))
             for batch in self.reader.read(wanted)[1]:
                 start, end = np.searchsorted(self.live, [seen, seen + batch.num_rows])

@@ -1,8 +1,8 @@
 """MySQL's packed points in time, and durations in nanoseconds.
 
 A packed time has year*13+month, day, hour, minute, second and microsecond in one integer, so integers compare
-like times. MySQL has "zero" dates (month or day 0) that no calendar has: they have no Python value and read
-as None.
+like times. MySQL has dates that no calendar has (month or day 0, 31 February): they have no Python value and
+unpack as None.
 """
 
 from datetime import UTC, date, datetime, timedelta

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.columnar.buffers import Bytes, Floats, Ints, Mask, Uints, validity, words
 from penstock.errors import Corrupt
-from penstock.tables import values
+from penstock.tables import impossible_dates, values
 from penstock.tables.arrow import UNSIGNED_LONG, arrow_type
 from penstock.tables.codec.decimals import BYTES_OF_DIGITS, WORD_DIGITS, packed_bytes, parts_of
 from penstock.tables.codec.times import MONTHS
@@ -102,18 +102,23 @@ def unsigned_longs(values: Uints, kind: pa.Decimal128Type, valid: Mask) -> pa.Ar
 
 
 def dates(packed: Uints, valid: Mask) -> pa.Array:
-    """Return packed times as days; dates that no calendar has become null."""
-    days, real = _days(packed.view(np.int64) >> 41)
-    return fixed_array(pa.date32(), days.astype(np.int32), valid & real)
+    """Return packed times as days; dates that no calendar has as `impossible_dates` has them."""
+    fields = packed.view(np.int64)
+    days, real = _days(fields >> 41)
+    if not real.all():
+        days = np.where(real, days, impossible_dates.to_days(fields))
+    return fixed_array(pa.date32(), days.astype(np.int32), valid)
 
 
 def timestamps(packed: Uints, kind: pa.TimestampType, valid: Mask) -> pa.Array:
-    """Return packed times as microseconds; dates that no calendar has become null."""
+    """Return packed times as microseconds; dates that no calendar has as `impossible_dates` has them."""
     fields = packed.view(np.int64)
     days, real = _days(fields >> 41)
     seconds = ((fields >> 36 & 0x1F) * 60 + (fields >> 30 & 0x3F)) * 60 + (fields >> 24 & 0x3F)
     micros = days * _DAY_US + seconds * 1_000_000 + (fields & 0xFFFFFF)
-    return fixed_array(kind, micros, valid & real)
+    if not real.all():
+        micros = np.where(real, micros, impossible_dates.to_micros(fields))
+    return fixed_array(kind, micros, valid)
 
 
 def _days(ymd: Ints) -> tuple[Ints, Mask]:

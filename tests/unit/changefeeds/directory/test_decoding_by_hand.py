@@ -151,11 +151,11 @@ def test_timestamps_are_in_the_time_zone_that_is_told() -> None:
     assert row["utc"] == datetime(2026, 2, 28, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("day", ["0000-00-00", "2026-00-10", "2026-10-00"])
-def test_dates_that_are_none_are_null(day: str) -> None:
+@pytest.mark.parametrize("day", ["0000-00-00", "2026-00-10", "2026-10-00", "2026-02-29", "2026-04-31"])
+def test_dates_that_no_calendar_has_are_kept(day: str) -> None:
     data = canal_line("INSERT", {"id": "1", "day": day, "at": f"{day} 00:00:00"})
     ((_, _, row, _),) = changes(canal(data, ID, column("day", "DATE"), column("at", "DATETIME")))
-    assert row == {"id": 1, "day": None, "at": None}
+    assert row == {"id": 1, "day": day, "at": f"{day} 00:00:00"}
 
 
 def test_an_update_tells_the_row_before_it() -> None:
