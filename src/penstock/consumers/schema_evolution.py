@@ -211,7 +211,7 @@ class ArrowColumns:
         self.dialect = dialect
         self.ids = {name: infos[name].id if name in infos else HANDLE_ID for name in columns.names}
         self.schema = pa.schema([self._field(column, list(keys)) for column in columns])
-        self.last_id = table.max_column_id
+        self.last_id = table.settled_column_id
         self._infos = infos
 
     def _field(self, given: pa.Field, keys: list[str]) -> pa.Field:

@@ -214,6 +214,16 @@ class _Change:
         return self.scope is DdlScope.DATABASE or not all(map(same_rows, self.tables))
 
     @property
+    def gives_other_ids(self) -> bool:
+        """Whether a table gets another id, as in the last step of REMOVE PARTITIONING."""
+        return any(
+            table.before is not None
+            and table.after is not None
+            and table.before.table.id != table.after.table.id
+            for table in self.tables
+        )
+
+    @property
     def unread(self) -> bool:
         """Whether a table could not be read before."""
         return any(table.unread_ts for table in self.tables)
@@ -395,7 +405,10 @@ class DdlHistory:
         """Return the DDL of a change with the statement of its job; None when there is nothing to tell."""
         if recorded is None:
             self._derived.update(dict.fromkeys(change.ids, commit_ts))
-            return _as_event(commit_ts, change, int(change.action), "") if change.seen_by_readers else None
+            if not (change.seen_by_readers or change.gives_other_ids):
+                return None
+            further = not change.seen_by_readers
+            return _as_event(commit_ts, change, int(change.action), "", further=further)
         job = recorded.job
         if recorded.id in self._told:
             further = not change.seen_by_readers

@@ -258,6 +258,15 @@ class TableInfo:
         """The columns that a reader sees: public, not hidden, not computed on read."""
         return tuple(column for column in self.columns if column.is_seen)
 
+    @property
+    def settled_column_id(self) -> int:
+        """The greatest id up to which readers see every column that they will ever see.
+
+        A column that an online change adds has an id before readers see it.
+        """
+        coming = [column.id for column in self.columns if column.state is not SchemaState.PUBLIC]
+        return min(coming, default=self.max_column_id + 1) - 1
+
     @cached_property
     def kept_columns(self) -> tuple[ColumnInfo, ...]:
         """The columns whose values rows may have: those that a reader sees, then those that it does not.

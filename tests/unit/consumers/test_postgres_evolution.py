@@ -1,11 +1,14 @@
 """What becomes of a target's columns, as a table of cases."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.consumers.postgres.columns import is_wider, parse_columns, postgres_type
 from penstock.consumers.schema_evolution import TargetColumn, plan_evolution, to_json
 from penstock.errors import Corrupt, Invalid
-from penstock.tables.define import parse_definition
+from penstock.tables.columns import SchemaState
+from penstock.tables.define import define_table, parse_definition
 
 KEY = TargetColumn(1, "id", "bigint", key=True)
 
@@ -141,3 +144,14 @@ def test_columns_are_kept_as_json() -> None:
 def test_damaged_columns_are_not_taken(tree: object) -> None:
     with pytest.raises(Corrupt, match="rebuild the target"):
         parse_columns(tree)
+
+
+def test_a_column_that_an_online_change_adds_was_not_left_out() -> None:
+    table = define_table("t", [("id", "bigint primary key"), ("a", "int")])
+    coming = replace(table.columns[1], id=3, name="b", offset=2, state=SchemaState.WRITE_REORG)
+    changing = replace(table, columns=(*table.columns, coming), max_column_id=3)
+    assert (table.settled_column_id, changing.settled_column_id) == (2, 2)
+    known = [TargetColumn(1, "id", "bigint", key=True), TargetColumn(2, "a", "integer")]
+    wanted = [*known, TargetColumn(3, "b", "integer")]
+    evolution = plan_evolution(known, changing.settled_column_id, wanted, is_wider)
+    assert [alteration.column.name for alteration in evolution.alterations] == ["b"]

@@ -8,6 +8,7 @@ import pytest
 from penstock.clock import compose_ts
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_history import read_job
+from penstock.follow.cluster_tables import KnownTables
 from penstock.follow.ddl_events import SYSTEM_DATABASES, DdlEvent, DdlScope
 from penstock.follow.ddl_history import DdlHistory
 from penstock.tables.codec.ordered import encode_uint
@@ -453,3 +454,22 @@ def test_every_finished_job_of_a_tidb_is_one_ddl_in_order() -> None:
     assert len(expected) == 113
     assert all(event.query for event in events)
     assert len({event.commit_ts for event in events}) == len(events)
+
+
+@pytest.mark.parametrize("step", [1, 3, 10**9])
+def test_followers_know_the_tables_of_a_tidb_however_its_history_arrives(step: int) -> None:
+    changes = list(tidb_meta_changes())
+    made, known, learned_ts = DdlHistory(job_wait_ms=0), KnownTables(), 0
+    for first in range(0, len(changes), step):
+        part = changes[first : first + step]
+        made.consume_kv_events(raw(part), lambda: None)
+        made.advance_resolved_ts(part[-1][0] - 1 if first + step < len(changes) else part[-1][0])
+        for event in made.ddls(learned_ts, made.resolved_ts()):
+            known.learn(event)
+        learned_ts = made.resolved_ts()
+    tables = made.tables(learned_ts)
+    assert len(tables) > 50
+    found = {table.name: known.now(table.table.id) for table in tables}
+    assert {name: version and version.table.physical_ids for name, version in found.items()} == {
+        table.name: table.table.physical_ids for table in tables
+    }

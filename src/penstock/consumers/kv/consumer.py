@@ -142,7 +142,7 @@ class KvTable(Consumer):
     def _finish(
         self, txn: Transaction, mark: KvWatermark, data: DataRetriever, columns: Sequence[TargetColumn]
     ) -> None:
-        seen_id = data.schema.table.max_column_id
+        seen_id = data.schema.table.settled_column_id
         self._marks.put(txn, replace(mark, ts=data.to_ts, columns=tuple(columns), seen_id=seen_id))
         data.update_watermark(txn)
 

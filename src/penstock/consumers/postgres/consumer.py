@@ -141,7 +141,7 @@ class Postgres(Consumer):
         evolution = _plan_if_possible(self._marks.check_claim(cursor, mark.attempt), wanted)
         if evolution is None:
             raise Unavailable(f"table {self._name} was changed in the meantime; the first sync begins again")
-        self._marks.put(cursor, data.to_ts, evolution.columns, data.schema.table.max_column_id)
+        self._marks.put(cursor, data.to_ts, evolution.columns, data.schema.table.settled_column_id)
         self._evolve(cursor, evolution, data.schema)
         self._table.delete_others(cursor, wanted)
         self._table.upsert(cursor, evolution.columns, changed=True)
@@ -160,7 +160,7 @@ class Postgres(Consumer):
         fresh.load(cursor, wanted, rows)
         fresh.add_key(cursor, wanted)
         self._marks.check_claim(cursor, mark.attempt)
-        self._marks.put(cursor, data.to_ts, wanted, data.schema.table.max_column_id)
+        self._marks.put(cursor, data.to_ts, wanted, data.schema.table.settled_column_id)
         if mark.columns:
             self._lock(cursor)
             self._table.drop(cursor)
@@ -186,7 +186,7 @@ class Postgres(Consumer):
 
     def _follow(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
         net = read_net_changes(data, self.job.scratch)
-        seen_id = data.schema.table.max_column_id
+        seen_id = data.schema.table.settled_column_id
         with self._transaction() as cursor:
             self._stage(cursor, wanted, net.upserts, net.deletes)
             mark = self._marks.advance(cursor, data.from_ts, data.to_ts)

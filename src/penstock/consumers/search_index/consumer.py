@@ -154,7 +154,7 @@ class IndexConsumer(Consumer):
             job=str(self.job.id),
             watermark=data.to_ts,
             recipe=layout.maker.recipe,
-            last_id=data.schema.table.max_column_id,
+            last_id=data.schema.table.settled_column_id,
             attempt=self.job.clock.unique_id(),
             complete=False,
         )
@@ -170,7 +170,7 @@ class IndexConsumer(Consumer):
                 data.from_ts
             )  # another writer may have replaced and removed the version that was read
             raise
-        last_id = data.schema.table.max_column_id
+        last_id = data.schema.table.settled_column_id
         return self._commit(before, fragments, removed, watermark=data.to_ts, last_id=last_id)
 
     def _write_changes(
