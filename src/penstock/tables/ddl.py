@@ -20,11 +20,14 @@ from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_na
 from penstock.tables.statements import quote
 
 
-class TableBusy(Exception):
-    """Another schema change of the table still runs; finish it first."""
+class TableBusy(Unavailable):
+    """Another schema change of the table still runs, or its process died; finish it first."""
 
-    def __init__(self, job: RunningJob) -> None:
-        super().__init__(f"DDL job {job.id} still runs")
+    def __init__(self, table: TableInfo, job: RunningJob) -> None:
+        super().__init__(
+            f"DDL job {job.id} still changes table {table.name}; wait for it, or finish it by"
+            f" Catalog.finish_ddl({job.id})"
+        )
         self.job = job
 
 
@@ -237,7 +240,7 @@ class SchemaChange:
         """Raise TableBusy while a job of ours changes the table, Unavailable while TiDB does."""
         for job in self.running.values():
             if job.table_id == table.id:
-                raise TableBusy(job)
+                raise TableBusy(table, job)
         states = {column.state for column in table.columns} | {index.state for index in table.indexes}
         if states - {SchemaState.PUBLIC}:
             raise Unavailable(f"TiDB is changing the schema of {table.name}; wait until it is finished")

@@ -59,9 +59,10 @@ class WriteForm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a row is its record alone: no index entries, no hidden columns, one physical table."""
+        """Whether a row is its record alone, of one physical table: no index entries, no hidden columns."""
         one_table = self.table.physical_ids == (self.table.id,)
-        return one_table and not self.removed and not self._hidden and not self._changing
+        refusing = any(c.type.flag & ColumnFlag.PREVENT_NULL_INSERT for c in self.table.columns)
+        return one_table and not (self.removed or self._hidden or self._changing or refusing)
 
     @cached_property
     def _hidden(self) -> tuple[ColumnInfo, ...]:

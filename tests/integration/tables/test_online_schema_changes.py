@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from penstock.errors import Conflict, Invalid, KeyExists
@@ -178,6 +179,11 @@ def test_a_column_on_its_way_to_not_null_refuses_null(db: Catalog, client: Clien
     OnlineChange(client, "shop.t", []).describe(prevent)
     with pytest.raises(Invalid, match="column n is becoming NOT NULL"):
         table.insert([{**row(1), "n": None}])
+    db.create_table("shop.plain", COLUMNS, primary_key=["id"])
+    OnlineChange(client, "shop.plain", []).describe(prevent)
+    in_bulk = pa.table({"id": [1], "v": ["x"], "n": pa.array([None], pa.int32()), "w": [1]})
+    with pytest.raises(Invalid, match="column n is becoming NOT NULL"):
+        db.table("shop.plain").insert(in_bulk)
 
 
 def test_columns_that_come_or_go_keep_their_values(db: Catalog, client: Client) -> None:
