@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 DATABASES = ["shop.*", "d?.*"]
 
 
-@pytest.mark.parametrize("script", ["simple"])
+@pytest.mark.parametrize("script", ["simple", "statements"])
 def test_mariadb_has_what_tidb_has(tmp_path: Path, script: str) -> None:
     with JudgeWorld(tmp_path, DATABASES) as world:
         assert world.run(SCRIPTS / f"{script}.sql") == []

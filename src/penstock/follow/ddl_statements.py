@@ -12,7 +12,7 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import OtherAction, TableChange
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
 from penstock.tables.portable_sql import Charset, copies_table, portable_statement
-from penstock.tables.statements import create_table, quote
+from penstock.tables.statements import create_table, foreign_indexes, quote
 
 _NAME = r"`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[^\s`\"]+"
 _EXCHANGED = re.compile(rf"\bEXCHANGE\s+PARTITION\s+({_NAME})\s+WITH\s+TABLE\b", re.IGNORECASE)
@@ -33,7 +33,9 @@ def ddl_statement(job: DdlJob, tables: Sequence[TableChange]) -> str:
         charset = Charset(job.database.charset, job.database.collate)
     if job.type == DdlAction.CREATE_TABLE and tables and tables[0].after is not None:
         charset = Charset(tables[0].after.table.charset, tables[0].after.table.collate)
-    return portable_statement(job.query, sql_mode=sql_mode_of(job), charset=charset)
+    before = tables[0].before if tables else None
+    foreign = foreign_indexes(before.table) if before is not None else {}
+    return portable_statement(job.query, sql_mode=sql_mode_of(job), charset=charset, foreign_indexes=foreign)
 
 
 def sql_mode_of(job: DdlJob) -> int:

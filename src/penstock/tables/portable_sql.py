@@ -7,7 +7,7 @@ in a definition, and a column that is called `ttl` or `clustered` stays a column
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 ANSI_QUOTES = 1 << 2  # bits of TiDB's sql_mode
@@ -82,6 +82,9 @@ _DEFAULT_COLLATIONS = {
 """TiDB's, which differ from those of MySQL and MariaDB."""
 
 
+_NOTHING: Mapping[str, str] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Charset:
     """The character set and the collation that a statement leaves to TiDB's defaults."""
@@ -96,16 +99,23 @@ class Charset:
         return f" DEFAULT CHARSET={self.charset}{collate}" if self.charset else ""
 
 
-def portable_statement(query: str, *, sql_mode: int = 0, charset: Charset | None = None) -> str:
+def portable_statement(
+    query: str,
+    *,
+    sql_mode: int = 0,
+    charset: Charset | None = None,
+    foreign_indexes: Mapping[str, str] = _NOTHING,
+) -> str:
     """Return a DDL statement that TiDB, MySQL and MariaDB run alike.
 
     `sql_mode` is TiDB's number: it decides what quotes and backslashes mean. `charset` is what the new table
     or database has; it is written into a CREATE statement that does not name it, because the defaults of
     other databases compare texts without case. TTL is off in the copy: deletes of expired rows arrive as
-    changes.
+    changes. `foreign_indexes` are indexes of the table, by names in lower case, that only some databases
+    have, each with the comment in which its changes stand.
     """
     statement = _Statement.parse(query, sql_mode)
-    _rewrite(statement, charset)
+    _rewrite(statement, charset, foreign_indexes)
     return statement.render()
 
 
@@ -225,14 +235,14 @@ def _escape_quote(found: re.Match[str]) -> str:
     return {'""': '"', "'": "''", "''": "''''"}.get(found[0], found[0])
 
 
-def _rewrite(statement: _Statement, charset: Charset | None) -> None:
+def _rewrite(statement: _Statement, charset: Charset | None, foreign: Mapping[str, str]) -> None:
     tokens = statement.tokens
     words = [token.word for token in tokens]
     verb, rest = (words[0] if words else ""), words[1:6]
     if verb == "CREATE" and "TABLE" in rest and "VIEW" not in rest[: rest.index("TABLE")]:
         _rewrite_create_table(statement, charset)
     elif verb == "ALTER" and rest[:1] == ["TABLE"]:
-        _rewrite_alter_table(statement)
+        _rewrite_alter_table(statement, foreign)
     elif verb in {"CREATE", "ALTER"} and rest and rest[0] in {"DATABASE", "SCHEMA"}:
         _rewrite_options(statement, tokens)
         _name_collations(statement, tokens)
@@ -241,7 +251,7 @@ def _rewrite(statement: _Statement, charset: Charset | None) -> None:
                 tokens[-1], _without_foreign_collation(charset.options.replace(" DEFAULT", "", 1))
             )
     elif verb in {"CREATE", "DROP"} and "INDEX" in rest[:3]:
-        _rewrite_index(statement)
+        _rewrite_index(statement, foreign)
 
 
 def _rewrite_create_table(statement: _Statement, charset: Charset | None) -> None:
@@ -275,10 +285,10 @@ _DEFINES_NO_COLUMN = _KEYS | {
 }
 
 
-def _rewrite_alter_table(statement: _Statement) -> None:
+def _rewrite_alter_table(statement: _Statement, foreign: Mapping[str, str]) -> None:
     tokens = statement.tokens[2:]
     specs = list(_split(tokens[3 if _text(tokens, 1) == "." else 1 :]))
-    wholes = [_foreign_spec(spec) or _foreign_index(spec) for spec in specs]
+    wholes = [_foreign_spec(spec, foreign) or _foreign_index(spec) for spec in specs]
     for at, spec in enumerate(specs):
         if not wholes[at] and _rewrite_spec(statement, spec):
             wholes[at] = _WRAPPED
@@ -301,9 +311,13 @@ def _wrap_wholes(statement: _Statement, parts: Sequence[Sequence[_Token]], whole
             statement.swallow_comma(part[-1], after=True)
 
 
-def _foreign_spec(spec: Sequence[_Token]) -> str:
+def _foreign_spec(spec: Sequence[_Token], foreign: Mapping[str, str]) -> str:
     """Return the comment for a change of a table that only some databases know; empty for others."""
     words = [token.word for token in spec]
+    if words[0] in {"DROP", "RENAME", "ALTER"} and words[1:2] in (["INDEX"], ["KEY"]):
+        whole = foreign.get(_name_after_exists(spec[2:]))
+        if whole:
+            return whole
     if words[:2] == ["REMOVE", "TTL"]:
         return "/*T![ttl]"
     if words[:2] == ["ALTER", "INDEX"] and words[-1] in {"VISIBLE", "INVISIBLE"}:
@@ -342,18 +356,27 @@ def _begins_part(parts: Sequence[_Token], at: int) -> bool:
     return at == 0 or parts[at - 1].text == ","
 
 
-def _rewrite_index(statement: _Statement) -> None:
+def _name_after_exists(tokens: Sequence[_Token]) -> str:
+    """Return the name at the beginning, or behind IF EXISTS there, in lower case."""
+    at = 2 if _text(tokens, 0).upper() == "IF" and _text(tokens, 1).upper() == "EXISTS" else 0
+    text = _text(tokens, at)
+    return (text[1:-1].replace(text[0] * 2, text[0]) if text[:1] in ("`", '"') else text).lower()
+
+
+def _rewrite_index(statement: _Statement, foreign: Mapping[str, str]) -> None:
     """Rewrite CREATE INDEX and DROP INDEX; an index that not all databases know becomes an ALTER TABLE."""
     tokens = statement.tokens
-    whole = _foreign_index(tokens) if tokens[0].word == "CREATE" else ""
+    creates = tokens[0].word == "CREATE"
+    whole = _foreign_index(tokens) if creates else foreign.get(_name_after_exists(tokens[2:]), "")
     on = next((at for at, token in enumerate(tokens) if token.word == "ON"), 0)
     if not whole or not on:
         _rewrite_element(statement, tokens, named=False)
         _wrap_if_exists(statement, tokens)
         return
     end = on + (3 if _text(tokens, on + 2) == "." else 1)
-    table, rest = statement.text(tokens[on + 1 : end + 1]), statement.text(tokens[end + 1 :])
-    statement.pieces = [f"ALTER TABLE {table} {whole} ADD {statement.text(tokens[1:on])} {rest} */"]
+    table, verb = statement.text(tokens[on + 1 : end + 1]), "ADD" if creates else "DROP"
+    rest = f" {statement.text(tokens[end + 1 :])}" if creates and end + 1 < len(tokens) else ""
+    statement.pieces = [f"ALTER TABLE {table} {whole} {verb} {statement.text(tokens[1:on])}{rest} */"]
 
 
 def _rewrite_spec(statement: _Statement, spec: list[_Token]) -> bool:

@@ -231,6 +231,23 @@ def _index(table: TableInfo, index: IndexInfo) -> str:
     return f"{text} GLOBAL" if index.is_global else text
 
 
+def foreign_indexes(table: TableInfo) -> dict[str, str]:
+    """Return the indexes that not every database has, by names in lower case, each with its comment.
+
+    `portable_statement` leaves them out where they cannot be, so their changes have to be left out there too.
+    """
+    comments = ((index.name.lower(), _comment_for(table, index)) for index in table.indexes)
+    return {name: comment for name, comment in comments if comment}
+
+
+def _comment_for(table: TableInfo, index: IndexInfo) -> str:
+    if index.extra.get("condition_expr_string") or index.extra.get("vector_index"):
+        return "/*T!"
+    if index.is_global and (index.unique or index.primary):
+        return "/*T![global_index]"
+    return "/*!80013" if any(table.columns[part.offset].hidden for part in index.columns) else ""
+
+
 def _part(table: TableInfo, part: IndexColumn) -> str:
     column = table.columns[part.offset]
     if column.hidden:

@@ -110,6 +110,20 @@ def test_what_one_of_the_databases_lacks_is_left_out_there(recorded: str, portab
 
 
 @pytest.mark.parametrize(
+    ("recorded", "portable"),
+    [
+        ("ALTER TABLE t DROP INDEX E, ADD c INT", "ALTER TABLE t /*!80013 DROP INDEX E, */ ADD c INT"),
+        ("ALTER TABLE t ADD c INT, RENAME KEY `e` TO f",
+         "ALTER TABLE t ADD c INT /*!80013 , RENAME KEY `e` TO f */"),
+        ("DROP INDEX IF EXISTS e ON d.t", "ALTER TABLE d.t /*!80013 DROP INDEX IF EXISTS e */"),
+        ("ALTER TABLE t DROP INDEX other", "ALTER TABLE t DROP INDEX other"),
+    ],
+)  # fmt: skip
+def test_an_index_that_was_left_out_somewhere_is_not_changed_there(recorded: str, portable: str):
+    assert portable_statement(recorded, foreign_indexes={"e": "/*!80013"}) == portable
+
+
+@pytest.mark.parametrize(
     "statement",
     [
         "CREATE TABLE t (clustered INT, ttl INT, auto_random INT, `global` INT, KEY clustered (clustered))",
