@@ -296,7 +296,7 @@ def _open_side(
 def snapshot_batches(table: TableView, schema: SchemaVersion, ts: int, options: ChangeOptions) -> Batches:
     """Yield the rows of a table at `ts`, at which it has the schema, as inserts."""
     names = snapshot_columns(schema, options)
-    rows = read_snapshot(table, ts, columns=names, batch_rows=2 * options.batch_rows)
+    rows = read_snapshot(table, ts, columns=names, batch_rows=2 * options.batch_rows, impossible_dates=True)
     return to_batches(rows, schema, options, complete_ts=ts)
 
 

@@ -11,6 +11,7 @@ handle, and of the batches that a reader yields; never of the rows.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -37,6 +38,7 @@ from penstock.eventstore.read.partition import (
 from penstock.eventstore.schema_version import Projection, schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, UPDATE
 from penstock.object_storage import ObjectStorage
+from penstock.tables.impossible_dates import hide
 from penstock.tables.schema import TableInfo
 
 Ints = npt.NDArray[np.int64]
@@ -143,16 +145,19 @@ def read_snapshot(
     handle_from: bytes = b"",
     handle_to: bytes = b"",
     batch_rows: int = BATCH_ROWS,
+    impossible_dates: bool = False,
 ) -> Batches:
     """Yield the rows of a table as of `ts`, in no particular order, of handles in [handle_from, handle_to).
 
     Batches have `snapshot_schema`, and at most `batch_rows` rows. Close it when it is not read to its end.
+    Dates that no calendar has are null, unless `impossible_dates` keeps them.
     Raises StaleRead when the history at `ts` is gone, Unavailable when it is not complete yet or storage or
     the capture does not answer, Invalid when the table has no such column then, Corrupt when an object is
     damaged.
     """
     wanted = HandleRange(low=handle_from, high=handle_to)
-    return _read_all(_plan_whole(table, ts, columns, wanted, batch_rows))
+    rows = _read_all(_plan_whole(table, ts, columns, wanted, batch_rows))
+    return rows if impossible_dates else _hide_impossible_dates(rows)
 
 
 def plan_snapshot(
@@ -182,6 +187,12 @@ def plan_snapshot(
 def _read_all(parts: Iterable[SnapshotPartition]) -> Batches:
     for part in parts:
         yield from part.read()
+
+
+def _hide_impossible_dates(rows: Batches) -> Batches:
+    with closing(rows):
+        for batch in rows:
+            yield hide(batch)[0]
 
 
 def _states(table: TableView, ts: int) -> list[PartitionState]:

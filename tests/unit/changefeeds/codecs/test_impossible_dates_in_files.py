@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.codecs.parquet import parquet_file
 from penstock.changes import batches, collect_changes
+from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.eventstore.schema_version import Projection
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
@@ -167,3 +168,10 @@ def test_a_column_that_was_added_reads_as_the_zero_date(world: TableWorld) -> No
     assert Projection(before, world.versions.table, ["id", "due"]).apply(older).to_pylist() == [
         {"id": 1, "due": None}
     ]
+
+
+def test_a_snapshot_of_the_event_store_has_null(world: TableWorld) -> None:
+    world.commit(ZERO)
+    world.flush()
+    (row,) = (row for batch in read_snapshot(world.view(), world.ts) for row in batch.to_pylist())
+    assert [row[name] for name in TABLE_NAMES] == [1, None, None, None, None]
