@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
-from itertools import islice
 from typing import Any, NamedTuple
 
 from penstock.errors import Invalid
@@ -171,15 +170,17 @@ class RowReader:
         return self._view.scan(lower, upper, limit=limit)
 
     def records(self, start: Any, end: Any, limit: int | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and values of the rows between two primary keys (or row ids), in order."""
-        pages = []
+        """Yield keys and values of the rows between two primary keys (or row ids), in order, by partition."""
+        left = limit
         for table_id in self.table.physical_ids:
             lower, upper = record_range(table_id)
             lower = lower if start is None else lower + self._bound_key(start)
             upper = upper if end is None else record_range(table_id)[0] + self._bound_key(end)
-            pages.append(self._range(lower, upper, limit) if lower < upper else iter(()))
-        in_order = pages[0] if len(pages) == 1 else merge(*pages, key=lambda pair: pair[0][PREFIX_BYTES:])
-        return islice(in_order, limit)
+            for pair in self._range(lower, upper, left) if lower < upper else ():
+                yield pair
+                left = None if left is None else left - 1
+            if left == 0:
+                return
 
     def _bound_key(self, key: Any) -> bytes:
         if self.table.handle_kind is HandleKind.COMMON and self.table.primary_index is not None:

@@ -128,7 +128,7 @@ class Table:
         txn: Transaction | None = None,
         at_ts: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Return the rows in key order, as Arrow batches.
+        """Return the rows in key order, as Arrow batches; of a partitioned table, partition by partition.
 
         `start` (inclusive) and `end` (exclusive) bound the primary key of a clustered table, or the row id; a
         tuple may have only the first columns. `row_ids` adds the implicit row id as a column.

@@ -1,6 +1,7 @@
 """Tables with partitions: rows in the right one, found by key and by index, and through schema changes."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def test_rows_are_spread_and_found(db: Catalog, client: Client, way: str, key: s
     scanned = [tuple(one.values()) for one in table.to_arrow().to_pylist()]
     assert table.to_arrow(limit=7).num_rows == 7
     if key == "clustered":
-        assert scanned == sorted(scanned, key=lambda one: (one[1], one[0]))
+        breaks = sum((after[1], after[0]) < (one[1], one[0]) for one, after in pairwise(scanned))
+        assert breaks < len(info.physical_ids)  # in order within each partition
         assert {one["region"] for one in table.to_arrow(start="jp", end="us").to_pylist()} == {"jp"}
     assert table.delete(keys[:10]) == 10
     assert table.get(keys[0]) is None
