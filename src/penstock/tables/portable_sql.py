@@ -257,7 +257,7 @@ def _rewrite(statement: _Statement, charset: Charset | None, foreign: Mapping[st
 def _rewrite_create_table(statement: _Statement, charset: Charset | None) -> None:
     tokens = statement.tokens
     opening = next((at for at, token in enumerate(tokens) if token.text == "(" and token.depth == 0), None)
-    if opening is None or tokens[opening + 1].word == "LIKE":
+    if opening is None or _text(tokens, opening + 1).upper() == "LIKE":
         return
     closing = _closing(tokens, opening)
     elements = list(_split(tokens[opening + 1 : closing]))

@@ -88,6 +88,19 @@ def test_renames_of_several_tables_are_divided() -> None:
     ]
 
 
+def test_a_table_that_is_renamed_into_the_patterns_is_created() -> None:
+    came = table("t", 1, since_ts=10)
+    event = ddl("RENAME TABLE `other`.`x` TO `db`.`t`", 14, TableChange(None, came))
+    assert files(event) == [("db/t", create_table(came.table), 14)]
+    renamed = TableChange(table("a", 2), table("b", 2))
+    mixed = ddl("RENAME ...", 47, TableChange(None, came), renamed, TableChange(table("gone", 3), None))
+    assert files(mixed) == [
+        ("db/t", create_table(came.table), 14),
+        ("db/b", "RENAME TABLE `db`.`a` TO `db`.`b`", 14),
+        ("db/gone", "DROP TABLE `db`.`gone`", 4),
+    ]
+
+
 def test_tables_that_swap_names_do_so_in_one_statement() -> None:
     event = ddl(
         "RENAME TABLE a TO x, b TO a, x TO b",

@@ -35,7 +35,7 @@ from penstock.tables.columns import (
 )
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
-from penstock.tables.statements import create_table
+from penstock.tables.statements import create_table, quote
 
 FORMAT_VERSION = 1
 _MOCK_COLUMN_ID = 100  # of the first column, in files without column ids
@@ -410,9 +410,27 @@ def _statements(event: DdlEvent, tables: Sequence[TableChange]) -> list[tuple[st
     if creates and all(change.after is not None for change in tables):
         kind = OtherAction.RECOVER_TABLE if event.recovers else DdlAction.CREATE_TABLE
         return [(create_table(change.after.table), kind) for change in tables if change.after is not None]
+    if event.type in _RENAMES and any(change.before is None for change in tables):
+        return [_rename_among_arrivals(change) for change in tables]
     if len(tables) > 1 and _renames_apart(tables):
         return [(rename_statement([change]), DdlAction.RENAME_TABLE) for change in tables]
     return [(event.query, event.type), *[("", 0)] * (len(tables) - 1)]
+
+
+_RENAMES = frozenset({int(DdlAction.RENAME_TABLE), int(OtherAction.RENAME_TABLES)})
+
+
+def _rename_among_arrivals(change: TableChange) -> tuple[str, int]:
+    """Return the statement for one of several renamed tables, some of which come from outside the patterns.
+
+    Those are created; one that leaves the patterns is dropped.
+    """
+    if change.before is None and change.after is not None:
+        return create_table(change.after.table), DdlAction.RENAME_TABLE
+    if change.after is None and change.before is not None:
+        name = f"{quote(change.before.database)}.{quote(change.before.table.name)}"
+        return f"DROP TABLE {name}", DdlAction.DROP_TABLE
+    return rename_statement([change]), DdlAction.RENAME_TABLE
 
 
 def _renames_apart(tables: Sequence[TableChange]) -> bool:
