@@ -121,6 +121,9 @@ class CsvLines:
         kind = column.type
         if kind.tp in {Tp.FLOAT, Tp.DOUBLE}:
             return general_floats(values)
+        if kind.tp is Tp.YEAR:
+            # TiCDC's consumer gives the cell to MySQL as a text, and there '0' is the year 2000.
+            return pc.utf8_lpad(texts(kind, values).cast(pa.string()), 4, "0").cast(pa.binary())
         if kind.tp in _BARE:
             return texts(kind, values)
         if kind.is_binary:

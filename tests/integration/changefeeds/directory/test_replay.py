@@ -106,6 +106,26 @@ def test_tables_follow_the_directory_through_rows_and_ddls(directory: TicdcDirec
     assert "shop" not in {database.name for database in db.databases()}
 
 
+def test_rows_that_exchange_unique_values_are_replayed_into_a_table_that_has_the_key(
+    directory: TicdcDirectory, db: Catalog
+) -> None:
+    db.create_database("shop")
+    db.create_table("shop.orders", [("id", "bigint primary key"), ("note", "varchar(20) unique")])
+    directory.schema("shop/orders", 100, [ID, NOTE])
+    exchange = [
+        ("INSERT", 1, "a", 110),
+        ("INSERT", 2, "b", 110),
+        *(("DELETE", 1, "a", 120), ("DELETE", 2, "b", 120)),
+        *(("INSERT", 1, "b", 120), ("INSERT", 2, "a", 120)),
+    ]
+    consumer = Consumer(directory, db)
+    directory.data("shop/orders/100", 1, b"".join(change(*each) for each in exchange[:2]))
+    consumer.round(115)
+    directory.data("shop/orders/100", 2, b"".join(change(*each) for each in exchange[2:]))
+    consumer.round(200)
+    assert rows(db, "shop.orders") == [{"id": 1, "note": "b"}, {"id": 2, "note": "a"}]
+
+
 def test_a_table_whose_creation_is_not_in_the_directory_is_made_of_its_schema_file(
     directory: TicdcDirectory, db: Catalog
 ) -> None:

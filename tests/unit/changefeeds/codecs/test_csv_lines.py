@@ -2,8 +2,10 @@
 
 import gzip
 
+import pyarrow as pa
 import pytest
 
+from penstock.changefeeds.codecs.decoder import FileOptions, decode_stream
 from penstock.changefeeds.codecs.encoder import encoder_of, header_of
 from penstock.changefeeds.codecs.options import CsvOptions, EncoderOptions, file_extension
 from penstock.clock import compose_ts
@@ -53,6 +55,17 @@ def test_an_update_with_its_old_value_is_two_lines() -> None:
 )
 def test_without_quotes_what_would_end_a_cell_is_escaped(delimiter: str, text: str, line: str) -> None:
     assert payload(ITEMS, (TS, None, {"id": 1, "name": text}), quote="", delimiter=delimiter) == line
+
+
+def test_the_year_zero_has_four_digits() -> None:
+    """TiCDC's consumer hands years to MySQL as texts: '0' would be the year 2000."""
+    table = define_table("items", [("id", "bigint primary key"), ("y", "year")])
+    rows = [{"id": 1, "y": 0}, {"id": 2, "y": 2155}, {"id": 3, "y": None}]
+    text = payload(table, *((TS, None, row) for row in rows))
+    assert text == "".join(f'"I","items","shop",{cells}\r\n' for cells in ("1,0000", "2,2155", "3,\\N"))
+    options = FileOptions(protocol="csv")
+    (found,) = decode_stream(pa.BufferReader(text.encode()), "csv", table, options)
+    assert found.rows.to_pylist() == rows
 
 
 def test_every_type_has_its_text() -> None:
