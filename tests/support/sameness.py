@@ -5,6 +5,8 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from operator import eq
 from typing import Any
 
 from support.mariadb import MariaDb
@@ -12,7 +14,8 @@ from support.mariadb import MariaDb
 __all__ = ["differences"]
 
 Row = tuple[Any, ...]
-_SHOWN = 3
+_SHOWN = 4
+_CELL_SHOWN = 80
 
 
 def differences(point: Mapping[str, Any], database: MariaDb) -> list[str]:
@@ -40,13 +43,25 @@ def _table_differences(table: Mapping[str, Any], name: str, database: MariaDb) -
     if rows != wanted:
         missing, extra = wanted - rows, rows - wanted
         yield (
-            f"has {rows.total()} rows, not {wanted.total()}; {missing.total()} are missing, such as"
-            f" {_some(missing)}; {extra.total()} are too many, such as {_some(extra)}"
+            f"has {rows.total()} rows, not {wanted.total()};"
+            f" {missing.total()} are missing: {_some(missing, extra, columns)};"
+            f" {extra.total()} are too many: {_some(extra, missing, columns)}"
         )
 
 
-def _some(rows: Counter[Row]) -> str:
-    return "; ".join(str(row)[:500] for row in list(rows)[:_SHOWN]) or "none"
+def _some(rows: Counter[Row], others: Counter[Row], columns: list[str]) -> str:
+    """A few rows: of each its first column, and where it differs from the most similar of the others."""
+    return "; ".join(_described(row, others, columns) for row in list(rows)[:_SHOWN]) or "none"
+
+
+def _described(row: Row, others: Counter[Row], columns: list[str]) -> str:
+    nearest = max(others, key=lambda other: sum(map(eq, row, other)), default=())
+    cells = [
+        f"{column}={str(cell)[:_CELL_SHOWN]!r}"
+        for column, cell, other in zip_longest(columns, row, nearest)
+        if cell != other
+    ]
+    return f"{columns[0]}={row[0]!r} with {', '.join(cells)}"
 
 
 def _keys(create: str) -> frozenset[str]:
@@ -67,9 +82,21 @@ def _float(cell: str) -> float:
     return number
 
 
-def _json(cell: str) -> str:
-    """MariaDB keeps the text of a JSON value, TiDB its meaning: spaces and the order of members are free."""
-    return json.dumps(json.loads(cell), sort_keys=True)
+def _json(cell: str) -> object:
+    """MariaDB keeps the text of a JSON value, TiDB its meaning.
+
+    Spaces and the order of members are free, and so is the text of a number: versions of TiDB differ in
+    whether a double that is a whole number has a fraction.
+    """
+    return _hashable(json.loads(cell))
+
+
+def _hashable(value: object) -> object:
+    if isinstance(value, dict):
+        return frozenset((name, _hashable(member)) for name, member in value.items())
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    return ("boolean", value) if isinstance(value, bool) else value
 
 
 _NORMAL: Mapping[str, Callable[[str], object]] = {

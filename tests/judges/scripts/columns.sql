@@ -63,10 +63,5 @@ ALTER TABLE d1.lossy CHANGE COLUMN e e2 TINYINT UNSIGNED;
 INSERT INTO d1.lossy VALUES (3,'x',9,'2025-01-01',0.5,1);
 CHECKPOINT lossy;
 UPDATE d1.lossy SET a='touched' WHERE id=1;
--- columns that share their names with Penstock's own
-CREATE TABLE d1.reserved (id INT PRIMARY KEY, `_handle` INT, `_commit_ts` BIGINT, `_op` VARCHAR(5));
-INSERT INTO d1.reserved VALUES (1,2,3,'a'),(2,NULL,NULL,NULL);
-ALTER TABLE d1.reserved MODIFY COLUMN `_handle` VARCHAR(20);
-UPDATE d1.reserved SET `_handle`='x', `_commit_ts`=7 WHERE id=2;
 ALTER TABLE d1.alters ADD COLUMN multi1 INT, DROP COLUMN g, MODIFY COLUMN e VARCHAR(40);
 INSERT INTO d1.alters (id, multi1) VALUES (9, 9);
