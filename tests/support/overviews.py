@@ -58,6 +58,8 @@ def feed(name: str = "files", lag_s: float = 0.5, **more: Any) -> FeedFact:
         ddl_ts=1,
         state=ChangefeedState.NORMAL if state is ChangefeedState.STOPPED else state,
         error=more.pop("error", ""),
+        warning=more.pop("warning", ""),
+        left_out=more.pop("left_out", ()),
     )
     return FeedFact(ChangefeedRecord(info, status), more.pop("run_by", "host-1"), **more)
 

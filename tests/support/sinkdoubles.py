@@ -4,9 +4,10 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from penstock.changefeeds.model import DispatcherRecord, PendingFile
+from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, PendingFile
 from penstock.changes.limits import ReadLimit
 from penstock.errors import StaleRead
+from penstock.eventstore.read.partition import Refusal
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position, Slice, TableSpan
@@ -25,6 +26,7 @@ class MemoryProgress:
         self.checkpoints = [begin.checkpoint_ts]
         self.done_ddl_ts = self._start_ts = begin.ts
         self.place: str | None = ""
+        self.out: tuple[LeftOutTable, ...] = ()
 
     async def location(self) -> str | None:
         return self.place
@@ -49,14 +51,23 @@ class MemoryProgress:
     async def dispatchers(self) -> list[DispatcherRecord]:
         return list(self.kept.values())
 
+    async def left_out(self) -> tuple[LeftOutTable, ...]:
+        return self.out
+
     async def change_dispatchers(
-        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
+        self,
+        added: Sequence[DispatcherRecord],
+        removed: Iterable[str],
+        *,
+        ddl_ts: int | None = None,
+        left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
         self.fault("change_dispatchers")
         for dispatcher_id in removed:
             self.kept.pop(dispatcher_id, None)
         self.kept.update({record.span.id: record for record in added})
         self.done_ddl_ts = max(self.done_ddl_ts, ddl_ts or 0)
+        self.out = self.out if left_out is None else tuple(left_out)
         self.fault("changed_dispatchers")
 
     async def ddl_ts(self) -> int:
@@ -83,6 +94,9 @@ class ScriptedSource:
         self.ddl_lag_ts: int | None = None
         self.lagging: dict[int, int | None] = {}
         self.events: list[DdlEvent] = []
+        self.refusals: dict[int, Refusal] = {}
+        self.uncaptured: set[int] = set()
+        self.unread: list[SchemaVersion] = []
         self.held: dict[int, int] = {}
         self.progress_reads = 0
         self.slice_calls: list[tuple[str, Position, int]] = []
@@ -125,6 +139,9 @@ class ScriptedSource:
                     there[change.after.table.id] = change.after
         return list(there.values())
 
+    def unreadable(self, at_ts: int) -> list[SchemaVersion]:
+        return [schema for schema in self.unread if schema.since_ts <= at_ts]
+
     async def now_ts(self) -> int:
         return self.resolved_ts
 
@@ -132,11 +149,17 @@ class ScriptedSource:
         self.fault("read_progress")
         self.progress_reads += 1
         readable = {number: self.lagging.get(number, self.resolved_ts) for number in table_ids}
-        return {
+        found = {
             table_id: ReadableRange(ts, self._changed_ts(table_id, ts))
             for table_id, ts in readable.items()
             if ts is not None
         }
+        for table_id, refusal in self.refusals.items():
+            if table_id in table_ids:
+                found[table_id] = replace(found.get(table_id, ReadableRange(0, 0)), refusal=refusal)
+        for table_id in self.uncaptured.intersection(table_ids):
+            found[table_id] = replace(found.get(table_id, ReadableRange(0, 0)), uncaptured=True)
+        return found
 
     async def next_slice(
         self,

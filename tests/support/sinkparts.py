@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
-from penstock.changefeeds.model import DispatcherRecord, PendingFile
+from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, PendingFile
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.layout import Folder
 from penstock.changefeeds.sinks.storage.options import SinkOptions
@@ -238,6 +238,7 @@ class KeptInMemory:
         self.checkpoint = 0
         self.ddl = 0
         self.kept: dict[str, DispatcherRecord] = {}
+        self.out: tuple[LeftOutTable, ...] = ()
         self.pending: dict[str, PendingFile] = {}
         self.begun: list[list[PendingFile]] = []
         self.error: Exception | None = None
@@ -257,14 +258,23 @@ class KeptInMemory:
     async def dispatchers(self) -> list[DispatcherRecord]:
         return list(self.kept.values())
 
+    async def left_out(self) -> tuple[LeftOutTable, ...]:
+        return self.out
+
     async def change_dispatchers(
-        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
+        self,
+        added: Sequence[DispatcherRecord],
+        removed: Iterable[str],
+        *,
+        ddl_ts: int | None = None,
+        left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
         for record in added:
             self.kept[record.span.id] = record
         for dispatcher_id in removed:
             del self.kept[dispatcher_id]
         self.ddl = self.ddl if ddl_ts is None else ddl_ts
+        self.out = self.out if left_out is None else tuple(left_out)
 
     async def ddl_ts(self) -> int:
         return self.ddl

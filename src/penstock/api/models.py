@@ -220,6 +220,18 @@ class ChangefeedModel(_Answer):
     checkpoint_time: str
     lag_s: float
     error: str
+    warning: str = ""
+    """Which tables it goes on without, or waits for, and why; empty when no table is missing."""
+
+
+class LeftOutModel(_Answer):
+    """A table that cannot be captured, and without whose changes since then a changefeed goes on."""
+
+    table: str
+    table_id: int
+    reason: str
+    since_ts: Ts
+    since_time: str | None
 
 
 class ChangefeedDetail(ChangefeedModel):
@@ -228,6 +240,7 @@ class ChangefeedDetail(ChangefeedModel):
     start_ts: Ts
     snapshot: bool
     ddl_ts: Ts
+    left_out: list[LeftOutModel] = []
     settings: dict[str, Any]
 
 
@@ -242,6 +255,7 @@ class ChangefeedPatch(_Request):
     column_selectors: list[ColumnSelectorSettings] = []
     row_filters: list[RowFilterSettings] = []
     split_rows: int = Field(0, ge=0)
+    ignore_ineligible_table: bool = True
 
     @property
     def changes(self) -> dict[str, Any]:

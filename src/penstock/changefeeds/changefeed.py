@@ -45,15 +45,20 @@ class Changefeed:
 
     @property
     def state(self) -> ChangefeedState:
-        """NORMAL, WARNING while it retries after a failure, FINISHED or FAILED."""
+        """NORMAL, WARNING while it retries after a failure or a table is missing, FINISHED or FAILED."""
         if self._end_state is not None:
             return self._end_state
-        return ChangefeedState.WARNING if self._failures.failing else ChangefeedState.NORMAL
+        return ChangefeedState.WARNING if self._failures.failing or self.warning else ChangefeedState.NORMAL
 
     @property
     def error(self) -> str:
         """The last failure in one line; empty when there was progress since."""
         return self._failures.error
+
+    @property
+    def warning(self) -> str:
+        """Which tables it goes on without or waits for, and the remedy; empty when no table is missing."""
+        return self._current_run.warning if self._current_run is not None else ""
 
     @property
     def checkpoint_ts(self) -> int:

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from penstock.changefeeds.filters import TableFilter
+from penstock.changefeeds.model import LeftOutTable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.slices import Position
@@ -246,3 +247,15 @@ class ReplicatedTables:
 def _physical_ids(schema: SchemaVersion | None) -> Sequence[int]:
     """Return the ids that have rows: none for a view or a sequence."""
     return schema.table.physical_ids if schema is not None and schema.table.is_base_table else ()
+
+
+def existing_left_out(
+    left_out: Iterable[LeftOutTable], replicated: ReplicatedTables, existing: Iterable[SchemaVersion]
+) -> list[LeftOutTable]:
+    """Return the tables that are left out and still there.
+
+    `existing` are the tables that patterns name, unreadable ones among them; `replicated` are those that the
+    changefeed follows.
+    """
+    logical_ids = {schema.table.id for schema in existing}
+    return [table for table in left_out if table.table_id in (replicated if table.sent else logical_ids)]

@@ -13,12 +13,14 @@ from penstock.changefeeds.ddl_barrier import (
     PendingDdls,
     ReplicatedTables,
     block_events,
+    existing_left_out,
 )
 from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers
 from penstock.changefeeds.failures import FailureTracker
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.model import DispatcherRecord, ProgressStore
+from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, ProgressStore
 from penstock.changefeeds.sinks.sink import Sink
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import TableSpan
 from penstock.follow.source import SliceSource
@@ -43,6 +45,7 @@ class DdlWriter:
         progress: ProgressStore,
         dispatchers: Dispatchers,
         tables: ReplicatedTables,
+        left_out: Iterable[LeftOutTable],
         known_ts: int,
         table_filter: TableFilter,
         failures: FailureTracker,
@@ -50,6 +53,8 @@ class DdlWriter:
         self.tables = tables
         self.known_ts = known_ts  # DDLs up to it are pending or done
         self.revision = 0  # how often `needed_ids` may have changed
+        self.left_out = {table.table_id: table for table in left_out}
+        self.left_out_revision = 0  # how often `left_out` has changed
         self._changefeed_id = changefeed_id
         self._source = source
         self._sink = sink
@@ -70,10 +75,27 @@ class DdlWriter:
         return self.known_ts if head is None else min(self.known_ts, head.commit_ts - 1)
 
     def learn(self, upto_ts: int) -> list[BlockEvent]:
-        """Take in the DDLs up to a timestamp; return the new ones that concern replicated tables."""
+        """Take in the DDLs up to a timestamp; return the new ones that concern replicated tables.
+
+        A table whose description could not be read before is left out: its rows of before are not in the
+        files, and consumers have been told that they have everything.
+        """
         if upto_ts <= self.known_ts:
             return []
-        new = list(block_events(self._source.ddls(self.known_ts, upto_ts), self._table_filter))
+        events = self._source.ddls(self.known_ts, upto_ts)
+        late = [change for event in events for change in event.tables if change.unread_ts]
+        self.exclude(
+            LeftOutTable(
+                table_id=change.after.table.id,
+                name=change.after.name,
+                reason="its description could not be read before",
+                since_ts=change.unread_ts,
+                sent=False,
+            )
+            for change in late
+            if change.after is not None and self._table_filter.matches(change.after)
+        )
+        new = list(block_events(events, self._table_filter))
         self.known_ts = upto_ts
         for block in new:
             self._pending.add(block)
@@ -81,6 +103,40 @@ class DdlWriter:
             self.revision += 1
             self._moved.set()
         return new
+
+    def followed_ids(self) -> frozenset[int]:
+        """Return the physical tables that are replicated, or will be after a pending DDL."""
+        return self._pending.later_ids().union(self.tables.ids())
+
+    def exclude(self, tables: Iterable[LeftOutTable]) -> None:
+        """Leave out tables that were never sent, with their DDLs. Those left out already stay as they are."""
+        new = {table.table_id: table for table in tables if table.table_id not in self.left_out}
+        if new:
+            self.left_out.update(new)
+            self._table_filter = self._table_filter.excluding(new)
+            self.left_out_revision += 1
+
+    def leave_out(self, tables: Iterable[LeftOutTable]) -> list[str]:
+        """End the dispatchers of physical tables and return them; their DDLs go on without them."""
+        new = {table.table_id: table for table in tables}
+        for table_id in new:
+            self._dispatchers.wake(table_id, 0)
+        removed = self._dispatchers.remove_tables(new)
+        for dispatcher in removed:
+            dispatcher.end()
+            self._barrier.vanish(dispatcher.span.id)
+        self.left_out.update(new)
+        self.left_out_revision += 1
+        self.revision += 1
+        self._moved.set()
+        return [dispatcher.span.id for dispatcher in removed]
+
+    def forget_left_out(self, existing: Iterable[SchemaVersion]) -> None:
+        """Forget tables that are left out and are gone: not replicated any more, or not among `existing`."""
+        left = existing_left_out(self.left_out.values(), self.tables, existing)
+        if len(left) < len(self.left_out):
+            self.left_out = {table.table_id: table for table in left}
+            self.left_out_revision += 1
 
     def blocked_ids(self, block: BlockEvent) -> list[int]:
         """Return the replicated tables whose dispatchers stop at a DDL."""
@@ -93,7 +149,7 @@ class DdlWriter:
         be moved to another location, which has nothing of them.
         """
         self._ended = {table_id: ts for table_id, ts in self._ended.items() if ts > done_ts}
-        return self._pending.later_ids().union(self.tables.ids(), self._ended)
+        return self.followed_ids().union(self._ended).difference(self.left_out)
 
     def next_of(self, table_id: int) -> BlockEvent | None:
         """Return the next DDL for the dispatchers of a replicated table."""
@@ -178,7 +234,7 @@ class DdlWriter:
         added = tuple(
             DispatcherRecord(TableSpan.of(self._changefeed_id, table_id), block.begin_position(table_id))
             for table_id in later.ids()
-            if table_id not in self.tables
+            if table_id not in self.tables and table_id not in self.left_out
         )
         return _DispatcherChanges(later, ended, added)
 

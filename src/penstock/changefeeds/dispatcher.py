@@ -286,6 +286,20 @@ class Dispatchers:
         self._idle_ts = lowest_ts
         return changed
 
+    def stuck_tables(self) -> dict[int, ReadableRange]:
+        """Return the tables that nobody captures any more, once all that was captured is on the remote."""
+        return {
+            table_id: found
+            for table_id, found in self.ranges.items()
+            if (found.refusal is not None or found.uncaptured)
+            and all(self._is_at_end(dispatcher, found) for dispatcher in self.of_table(table_id))
+        }
+
+    def _is_at_end(self, dispatcher: Dispatcher, found: ReadableRange) -> bool:
+        idle = dispatcher.span.id not in self.active
+        read = idle or dispatcher.position >= Position(found.readable_ts)
+        return dispatcher.state is DispatcherState.READY and dispatcher.progress.flushed and read
+
     def checkpoint_ts(self) -> int:
         """Return up to where every change of every table is on the remote; TS_MAX when there is no table.
 

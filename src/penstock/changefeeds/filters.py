@@ -1,7 +1,8 @@
 """What a changefeed replicates: tables by patterns, their columns and rows, its part of a DDL. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
@@ -25,9 +26,18 @@ class TableFilter:
                 "a changefeed replicates no table; name one in `tables`, as in database.table or *.*"
             )
         self._rules = tuple(map(_Rule.parse, reversed(patterns)))
+        self._excluded: frozenset[int] = frozenset()
+
+    def excluding(self, table_ids: Iterable[int]) -> "TableFilter":
+        """Return the same filter for all but these logical tables, and those that it excludes already."""
+        found = copy(self)
+        found._excluded = self._excluded.union(table_ids)
+        return found
 
     def matches(self, schema: SchemaVersion) -> bool:
         """Return whether the table is replicated under its current name."""
+        if schema.table.id in self._excluded:
+            return False
         database, table = schema.database.lower(), schema.table.name.lower()
         if database in SYSTEM_DATABASES:
             return False

@@ -6,10 +6,12 @@ Values only, without I/O; `ProgressStore` is the contract of the storage that a 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol, Self
 
+from penstock.clock import physical_ms
 from penstock.errors import Corrupt, Invalid
 from penstock.follow.slices import Position, TableSpan
 
@@ -18,7 +20,9 @@ _ID_CHARS_MAX = 128
 
 
 class ChangefeedState(StrEnum):
-    """TiCDC's states. WARNING: it failed and retries. FAILED: it does nothing until a user resumes it."""
+    """TiCDC's states. WARNING: it failed and retries, or goes on without a table that cannot be captured.
+    FAILED: it does nothing until a user resumes it.
+    """
 
     NORMAL = "normal"
     WARNING = "warning"
@@ -81,9 +85,52 @@ class ChangefeedInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutTable:
+    """A table, or partition, that cannot be captured, and without which a changefeed goes on.
+
+    Its changes at `since_ts` or later are not in the files, also if it is captured again: consumers have been
+    told by then that they have everything. `sent`: the changefeed had the table before, so that its DDLs
+    still go to the consumers.
+    """
+
+    table_id: int
+    """The id of the physical table, of the logical one if it was never sent."""
+    name: str
+    reason: str
+    since_ts: int
+    sent: bool = True
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read a member of a stored status."""
+        return cls(
+            table_id=int(tree["table_id"]),
+            name=str(tree["name"]),
+            reason=str(tree["reason"]),
+            since_ts=int(tree["since_ts"]),
+            sent=bool(tree["sent"]),
+        )
+
+
+def describe_left_out(tables: Sequence[LeftOutTable]) -> str:
+    """Return which tables a changefeed goes on without, why, and what to do; empty when there is none."""
+    if not tables:
+        return ""
+    first = min(tables, key=lambda table: (table.since_ts, table.name))
+    others = len({table.name for table in tables}) - 1
+    names = f"table {first.name}" + (f" and {others} more" if others else "")
+    since = datetime.fromtimestamp(physical_ms(first.since_ts) / 1000, UTC).isoformat(timespec="milliseconds")
+    return (
+        f"it goes on without {names}, whose changes since {since} are not in the files because it cannot be"
+        f" captured: {first.reason}. Fix that, then send the table with another changefeed, and exclude it"
+        f" from this one with !{first.name} in its tables"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedStatus:
     """How far a changefeed has come. Every change up to `checkpoint_ts` and every DDL up to `ddl_ts` is on
-    the remote.
+    the remote, but for those of tables that are left out.
 
     This status and the stored dispatchers describe the files at `location` only. The files there begin with
     the changes after `location_ts`. `location` is empty before the first start, and None when an earlier
@@ -96,6 +143,8 @@ class ChangefeedStatus:
     error: str = ""
     location: str | None = None
     location_ts: int = 0
+    warning: str = ""
+    left_out: tuple[LeftOutTable, ...] = ()
 
     @classmethod
     def of_new(cls, info: ChangefeedInfo) -> Self:
@@ -103,8 +152,8 @@ class ChangefeedStatus:
         return cls(checkpoint_ts=info.begin.checkpoint_ts, ddl_ts=info.start_ts, location="")
 
     def without_error(self) -> "ChangefeedStatus":
-        """Return this status as NORMAL, without the error."""
-        return replace(self, state=ChangefeedState.NORMAL, error="")
+        """Return this status as NORMAL, without the error and the warning."""
+        return replace(self, state=ChangefeedState.NORMAL, error="", warning="")
 
     def at_new_location(self, location: str, info: ChangefeedInfo) -> "ChangefeedStatus":
         """Return this status at the start of another location, which has nothing after the checkpoint."""
@@ -120,6 +169,8 @@ class ChangefeedStatus:
             "error": self.error,
             "location": self.location,
             "location_ts": self.location_ts,
+            "warning": self.warning,
+            "left_out": [asdict(table) for table in self.left_out],
         }
         return json.dumps(tree, sort_keys=True).encode()
 
@@ -135,6 +186,8 @@ class ChangefeedStatus:
                 error=str(tree["error"]),
                 location=None if tree.get("location") is None else str(tree["location"]),
                 location_ts=int(tree.get("location_ts", 0)),
+                warning=str(tree.get("warning", "")),
+                left_out=tuple(map(LeftOutTable.from_json, tree.get("left_out", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(
@@ -237,10 +290,21 @@ class ProgressStore(Protocol):
     async def dispatchers(self) -> list[DispatcherRecord]:
         """Return every dispatcher that was added and not removed."""
 
+    async def left_out(self) -> tuple[LeftOutTable, ...]:
+        """Return the tables without which the changefeed goes on."""
+
     async def change_dispatchers(
-        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
+        self,
+        added: Sequence[DispatcherRecord],
+        removed: Iterable[str],
+        *,
+        ddl_ts: int | None = None,
+        left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
-        """Add and remove dispatchers in one write, together with the `ddl_ts` that leads to them."""
+        """Add and remove dispatchers in one write, together with the `ddl_ts` that leads to them.
+
+        `left_out` replaces the tables without which the changefeed goes on; None leaves them as they are.
+        """
 
     async def ddl_ts(self) -> int:
         """Return the last DDL that is on the remote; the stored dispatchers are those after it."""

@@ -1,14 +1,14 @@
 """Where the dispatchers of a changefeed begin: at its start, and again after every stop."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from penstock.changefeeds.ddl_barrier import BlockEvent, ReplicatedTables, block_events
+from penstock.changefeeds.ddl_barrier import BlockEvent, ReplicatedTables, block_events, existing_left_out
 from penstock.changefeeds.dispatcher import Dispatcher
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.model import DispatcherRecord, PendingFile, ProgressStore
+from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.changes.limits import ReadLimit
 from penstock.clock import Clock
@@ -30,13 +30,15 @@ class ChangefeedOptions:
 
     `split_rows` divides such tables into key ranges of about that many rows, each with its own dispatcher.
     The changefeed is finished at `target_ts`. A dispatcher gives the sink at most `slice_limit` at once, and
-    at most `reads_max` dispatchers read at the same time.
+    at most `reads_max` dispatchers read at the same time. With `ignore_ineligible_table` it goes on without
+    tables that cannot be captured; else it fails.
     """
 
     begin: Position
     tables: TableFilter = field(default_factory=TableFilter)
     target_ts: int | None = None
     split_rows: int = 0
+    ignore_ineligible_table: bool = True
     slice_limit: ReadLimit = _SLICE_LIMIT
     reads_max: int = 16
     tick_s: float = 0.2
@@ -56,6 +58,7 @@ class RestoredProgress:
     ddl_ts: int
     tables: ReplicatedTables
     dispatchers: tuple[Dispatcher, ...]
+    left_out: tuple[LeftOutTable, ...] = ()
 
 
 async def restore_progress(
@@ -98,11 +101,20 @@ class _Resumption:
         existing = self.source.tables(ddl_ts)
         stored = await self.progress.dispatchers()
         self._check_history(stored, existing, ddl_ts)
-        replicated = [schema for schema in existing if self.options.tables.matches(schema)]
+        known = await self.progress.left_out()
+        table_filter = without_unsent(self.options.tables, known)
+        replicated = [schema for schema in existing if table_filter.matches(schema)]
         tables = ReplicatedTables(replicated)
-        await self.source.hold(tuple(tables.ids()), checkpoint_ts)
-        records = await self._match_records(stored, replicated, tables, ddl_ts)
-        passed = self._passed_ddls(tables, checkpoint_ts, ddl_ts)
+        named = [*existing, *self.source.unreadable(ddl_ts)]
+        left_out = existing_left_out(known, tables, filter(self.options.tables.matches, named))
+        out = {table.table_id for table in left_out}
+        await self.source.hold(
+            tuple(table_id for table_id in tables.ids() if table_id not in out), checkpoint_ts
+        )
+        records = await self._match_records(stored, replicated, tables, ddl_ts, out)
+        if len(left_out) < len(known):
+            await self.progress.change_dispatchers((), (), left_out=left_out)
+        passed = self._passed_ddls(tables, table_filter, checkpoint_ts, ddl_ts)
         positions = await self._find_positions(records, checkpoint_ts)
         dispatchers = tuple(
             Dispatcher(
@@ -110,7 +122,7 @@ class _Resumption:
             )
             for record, position in zip(records, positions, strict=True)
         )
-        return RestoredProgress(checkpoint_ts, ddl_ts, tables, dispatchers)
+        return RestoredProgress(checkpoint_ts, ddl_ts, tables, dispatchers, tuple(left_out))
 
     async def _settle_location(self) -> None:
         """Make the stored progress describe the location that is written to.
@@ -158,9 +170,13 @@ class _Resumption:
         replicated: Sequence[SchemaVersion],
         tables: ReplicatedTables,
         ddl_ts: int,
+        left_out: Collection[int],
     ) -> list[DispatcherRecord]:
-        """Return the dispatchers of the replicated tables; store them if they differ from the stored ones."""
-        served = {record.span.table_id for record in stored}
+        """Return the dispatchers of the replicated tables; store them if they differ from the stored ones.
+
+        Tables that are left out get none.
+        """
+        served = {record.span.table_id for record in stored}.union(left_out)
         begin = self.options.begin if ddl_ts == self.options.begin.ts else Position(ddl_ts)
         new = [schema for schema in replicated if not served.issuperset(schema.table.physical_ids)]
         split_points = await self._split_points(new, begin.ts)
@@ -185,20 +201,38 @@ class _Resumption:
             return {}
         fixed = [schema for schema in new if schema.table.is_base_table and not schema.table.unique_keys]
         table_ids = [table_id for schema in fixed for table_id in schema.table.physical_ids]
-        while not await self._is_readable(table_ids, ts):
+        while (readable := await self._readable_ids(table_ids, ts)) is None:
             await self.clock.sleep(_POLL_S)
         rows = self.options.split_rows
-        return {table_id: await self.source.split_points(table_id, ts, rows) for table_id in table_ids}
+        return {table_id: await self.source.split_points(table_id, ts, rows) for table_id in readable}
+
+    async def _readable_ids(self, table_ids: Sequence[int], ts: int) -> list[int] | None:
+        """Return the tables that can be read at `ts`; None while others than refused ones cannot.
+
+        Raises Unavailable when no capture has one of them.
+        """
+        ranges = await self.source.read_progress(table_ids) if table_ids else {}
+        readable = [
+            table_id for table_id in table_ids if table_id in ranges and ranges[table_id].readable_ts >= ts
+        ]
+        waiting = set(table_ids).difference(
+            readable, (table_id for table_id, found in ranges.items() if found.refusal is not None)
+        )
+        lost = sorted(table_id for table_id in waiting if table_id in ranges and ranges[table_id].uncaptured)
+        if lost:
+            raise Unavailable(f"no capture has table {lost[0]}; start a capture whose capture.tables name it")
+        return None if waiting else readable
 
     async def _is_readable(self, table_ids: Sequence[int], ts: int) -> bool:
-        ranges = await self.source.read_progress(table_ids) if table_ids else {}
-        return all(table_id in ranges and ranges[table_id].readable_ts >= ts for table_id in table_ids)
+        return await self._readable_ids(table_ids, ts) == list(table_ids)
 
     def _spans(self, table_id: int, split_points: Iterable[bytes]) -> list[TableSpan]:
         bounds = [b"", *split_points, b""]
         return [TableSpan.of(self.changefeed_id, table_id, low, high) for low, high in pairwise(bounds)]
 
-    def _passed_ddls(self, tables: ReplicatedTables, checkpoint_ts: int, ddl_ts: int) -> dict[int, Position]:
+    def _passed_ddls(
+        self, tables: ReplicatedTables, table_filter: TableFilter, checkpoint_ts: int, ddl_ts: int
+    ) -> dict[int, Position]:
         """Return for each table the end of what was drained for the last of its DDLs that is done.
 
         The newest changes that a dispatcher read may be older than a DDL that it has passed. Without these
@@ -207,7 +241,7 @@ class _Resumption:
         passed: dict[int, Position] = {}
         done: Iterable[BlockEvent] = ()
         if checkpoint_ts < ddl_ts:
-            done = block_events(self.source.ddls(checkpoint_ts, ddl_ts), self.options.tables)
+            done = block_events(self.source.ddls(checkpoint_ts, ddl_ts), table_filter)
         for block in done:
             for table_id in tables.blocked_ids(block):
                 passed[table_id] = Position(block.commit_ts - 1)
@@ -281,3 +315,8 @@ class _Resumption:
             slices.append(replace(slice_, end=min(slice_.end, file.end)))
             at = slices[-1].end
         return slices
+
+
+def without_unsent(tables: TableFilter, left_out: Iterable[LeftOutTable]) -> TableFilter:
+    """Return the filter without the tables that are left out and were never sent, whose DDLs nobody needs."""
+    return tables.excluding(table.table_id for table in left_out if not table.sent)

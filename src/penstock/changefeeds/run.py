@@ -3,17 +3,17 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from functools import partial
 
 from penstock.changefeeds.ddl_writer import DdlWriter
 from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers, DispatcherState, Drain, Horizon, Read
 from penstock.changefeeds.failures import FailureTracker
-from penstock.changefeeds.model import ProgressStore
-from penstock.changefeeds.resume import ChangefeedOptions, RestoredProgress
+from penstock.changefeeds.model import LeftOutTable, ProgressStore, describe_left_out
+from penstock.changefeeds.resume import ChangefeedOptions, RestoredProgress, without_unsent
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import Clock, physical_ms
-from penstock.errors import PenstockError
+from penstock.errors import Invalid, PenstockError
 from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 
@@ -62,8 +62,9 @@ class ChangefeedRun:
             progress=progress,
             dispatchers=self._dispatchers,
             tables=resumed.tables,
+            left_out=resumed.left_out,
             known_ts=resumed.ddl_ts,
-            table_filter=options.tables,
+            table_filter=without_unsent(options.tables, resumed.left_out),
             failures=failures,
         )
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,6 +77,9 @@ class ChangefeedRun:
         )  # there is progress whenever the sink publishes a later one
         self._kept_at = self._held_at = clock.monotonic()
         self._held_revision, self._held_ids = 0, frozenset(resumed.tables.ids())
+        self._stored_revision, self._looked_at = 0, clock.monotonic()  # of the tables that are left out
+        self.warning = ""
+        """Why tables are missing here, and the remedy; empty when none is."""
 
     async def run(self) -> None:
         """Return when `target_ts` is reached; raise what failed. When cancelled, write what was sent.
@@ -122,12 +126,14 @@ class ChangefeedRun:
     async def _tick(self) -> None:
         """Read every table's progress once, wake the dispatchers with new changes, move the checkpoint."""
         self._learn_ddls()
+        self._exclude_unreadable()
         await self._hold_history()
         ranges = await self._failures.retry(lambda: self._source.read_progress(self._dispatchers.table_ids))
         for table_id in self._dispatchers.update_ranges(ranges):
             self._go_on(self._dispatchers.wake(table_id, self.checkpoint_ts))
         active = self._dispatchers.active.values()
         self._go_on([dispatcher for dispatcher in active if dispatcher.state is DispatcherState.READY])
+        await self._leave_out_refused()
         self._advance_checkpoint()
         await self._keep_checkpoint_if_due()
 
@@ -135,6 +141,72 @@ class ChangefeedRun:
         for block in self._ddls.learn(self._cap_at_target(self._source.ddl_resolved_ts())):
             for table_id in self._ddls.blocked_ids(block):
                 self._dispatchers.wake(table_id, self.checkpoint_ts)
+
+    def _exclude_unreadable(self) -> None:
+        """Leave out tables whose descriptions cannot be read and never could; those that are gone, forget."""
+        unreadable = [
+            schema
+            for schema in self._source.unreadable(self._ddls.known_ts)
+            if self._options.tables.matches(schema)
+        ]
+        followed = self._ddls.followed_ids() if unreadable else frozenset()
+        self._ddls.exclude(
+            LeftOutTable(
+                table_id=schema.table.id,
+                name=schema.name,
+                reason=schema.table.unreadable,
+                since_ts=schema.since_ts,
+                sent=False,
+            )
+            for schema in unreadable
+            if followed.isdisjoint(schema.table.physical_ids)
+        )
+        now = self._clock.monotonic()
+        if self._ddls.left_out and now >= self._looked_at + _HOLD_S:
+            self._looked_at = now
+            existing = filter(self._options.tables.matches, self._source.tables(self._ddls.known_ts))
+            self._ddls.forget_left_out([*existing, *unreadable])
+
+    async def _leave_out_refused(self) -> None:
+        """End the dispatchers of tables that cannot be captured any more, and store that.
+
+        Nothing is left out before all that was captured of it is on the remote. The checkpoint does not move
+        before it is stored. Raises Invalid instead when the changefeed is to go on with all tables or none.
+        """
+        stuck = self._dispatchers.stuck_tables()
+        refused = [
+            LeftOutTable(
+                table_id=table_id,
+                name=self._ddls.tables.schema(table_id).name,
+                reason=found.refusal.reason,
+                since_ts=found.refusal.since_ts,
+            )
+            for table_id, found in stuck.items()
+            if found.refusal is not None and table_id in self._ddls.tables
+        ]
+        if not self._options.ignore_ineligible_table and (refused or self._ddls.left_out):
+            raise Invalid(_describe_ineligible([*refused, *self._ddls.left_out.values()]))
+        removed = self._ddls.leave_out(refused) if refused else []
+        for table in refused:
+            self._log_left_out(table)
+        if self._stored_revision != self._ddls.left_out_revision:
+            revision, left_out = self._ddls.left_out_revision, tuple(self._ddls.left_out.values())
+            await self._failures.retry(
+                lambda: self._progress.change_dispatchers((), removed, left_out=left_out)
+            )
+            self._stored_revision = revision
+        for dispatcher_id in removed:
+            await self._sink.remove_dispatcher(dispatcher_id)
+        missed = [
+            self._ddls.tables.schema(table_id).name
+            for table_id, found in stuck.items()
+            if found.uncaptured and table_id in self._ddls.tables
+        ]
+        self.warning = _describe_missed(missed) or describe_left_out(tuple(self._ddls.left_out.values()))
+
+    def _log_left_out(self, table: LeftOutTable) -> None:
+        facts = {"changefeed": self._changefeed_id, "table": table.name, "reason": table.reason}
+        _log.error("a changefeed goes on without a table that cannot be captured", extra=facts)
 
     async def _hold_history(self) -> None:
         """Hold the history of the tables that are needed, and release that of the others."""
@@ -216,6 +288,8 @@ class ChangefeedRun:
         return ts if target_ts is None else min(ts, target_ts)
 
     def _advance_checkpoint(self) -> None:
+        if self._stored_revision != self._ddls.left_out_revision:
+            return  # a run that begins again would not know which tables are left out
         reached = self._cap_at_target(min(self._dispatchers.checkpoint_ts(), self._ddls.bound_ts))
         self.checkpoint_ts = max(reached, self.checkpoint_ts)
 
@@ -308,3 +382,19 @@ class ChangefeedRun:
     def _warn(self, message: str, error: Exception) -> None:
         facts = {"changefeed": self._changefeed_id, "error": f"{type(error).__name__}: {error}"}
         _log.warning(message, extra=facts)
+
+
+def _describe_ineligible(tables: Sequence[LeftOutTable]) -> str:
+    first = min(tables, key=lambda table: (table.since_ts, table.name))
+    return (
+        f"table {first.name} cannot be captured: {first.reason}; fix that, or exclude it with !{first.name}"
+        " in the tables of the changefeed, or go on without it by ignore_ineligible_table; then resume"
+    )
+
+
+def _describe_missed(names: Collection[str]) -> str:
+    if not names:
+        return ""
+    first = min(names)
+    others = f" and {len(set(names)) - 1} more tables" if len(set(names)) > 1 else ""
+    return f"it waits for table {first}{others}: no capture has it; start one whose capture.tables name it"

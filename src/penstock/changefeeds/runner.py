@@ -219,7 +219,7 @@ class _RunningChangefeed:
             return
         failure = running.exception()
         if not isinstance(failure, Fenced):
-            await lease.keep_state(changefeed.state, changefeed.error)
+            await lease.keep_state(changefeed.state, changefeed.error, changefeed.warning)
         if failure is not None:
             raise failure
 
@@ -229,11 +229,11 @@ class _RunningChangefeed:
         Raises Fenced when the lease is lost. While the store does not answer it tries again: a process that
         takes the changefeed over meanwhile fences what this one would write.
         """
-        stored: tuple[ChangefeedState, str] | None = None  # the state in the store is of an earlier run
+        stored: tuple[ChangefeedState, str, str] | None = None  # the state in the store is of an earlier run
         while True:
             await self._clock.sleep(self._ttl_s / 5)
             try:
-                now = changefeed.state, changefeed.error
+                now = changefeed.state, changefeed.error, changefeed.warning
                 await (lease.renew() if now == stored else lease.keep_state(*now))
                 stored = now
                 if (await lease.get_record()).info != info:
@@ -252,4 +252,5 @@ def changefeed_options(info: ChangefeedInfo, settings: ChangefeedSettings) -> Ch
         tables=TableFilter(settings.tables),
         target_ts=settings.target_ts,
         split_rows=settings.split_rows,
+        ignore_ineligible_table=settings.ignore_ineligible_table,
     )

@@ -18,6 +18,7 @@ from penstock.changefeeds.model import (
     ChangefeedState,
     ChangefeedStatus,
     DispatcherRecord,
+    LeftOutTable,
     PendingFile,
     check_changefeed_id,
 )
@@ -234,9 +235,9 @@ class LeasedProgress:
         """Renew the lease; raise Fenced when another process has it."""
         await self._lease.renew()
 
-    async def keep_state(self, state: ChangefeedState, error: str = "") -> None:
+    async def keep_state(self, state: ChangefeedState, error: str = "", warning: str = "") -> None:
         """Store the state that people see."""
-        await self._change_status(lambda status: replace(status, state=state, error=error))
+        await self._change_status(lambda status: replace(status, state=state, error=error, warning=warning))
 
     async def location(self) -> str | None:
         """Return the location that the stored progress describes."""
@@ -277,10 +278,19 @@ class LeasedProgress:
             await self._lease.check(txn)
             return [read_dispatcher(value) async for _, value in txn.scan(folder, prefix_end(folder))]
 
+    async def left_out(self) -> tuple[LeftOutTable, ...]:
+        """Return the tables without which the changefeed goes on."""
+        return (await self.get_record()).status.left_out
+
     async def change_dispatchers(
-        self, added: Sequence[DispatcherRecord], removed: Iterable[str], *, ddl_ts: int | None = None
+        self,
+        added: Sequence[DispatcherRecord],
+        removed: Iterable[str],
+        *,
+        ddl_ts: int | None = None,
+        left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
-        """Add and remove dispatchers, and store `ddl_ts`, in one transaction."""
+        """Add and remove dispatchers, and store `ddl_ts` and the tables left out, in one transaction."""
         gone = list(removed)
 
         async def change(txn: AsyncTransaction) -> None:
@@ -288,9 +298,15 @@ class LeasedProgress:
                 await txn.delete(self._keys.dispatcher(dispatcher_id))
             for record in added:
                 await txn.put(self._keys.dispatcher(record.span.id), write_dispatcher(record))
-            if ddl_ts is not None:
-                status = (await get_changefeed(txn, self.changefeed_id)).status
-                await txn.put(self._keys.status, replace(status, ddl_ts=max(ddl_ts, status.ddl_ts)).to_json())
+            if ddl_ts is None and left_out is None:
+                return
+            status = (await get_changefeed(txn, self.changefeed_id)).status
+            status = replace(
+                status,
+                ddl_ts=max(ddl_ts or 0, status.ddl_ts),
+                left_out=status.left_out if left_out is None else tuple(left_out),
+            )
+            await txn.put(self._keys.status, status.to_json())
 
         await self._lease.write(change)
 

@@ -183,7 +183,7 @@ def _feeds(overview: Overview) -> RenderableType:
             feed.state,
             _format_seconds(feed.lag_s),
             "" if feed.spool is None else f"{feed.spool.level:.0%} of {_format_mib(feed.spool.quota_bytes)}",
-            feed.error or _format_holder(feed.held_by),
+            feed.error or feed.warning or _format_holder(feed.held_by),
         )
         for feed in overview.changefeeds
     )

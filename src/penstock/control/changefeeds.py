@@ -13,7 +13,7 @@ from penstock.changefeeds.model import ChangefeedRecord
 from penstock.changefeeds.sink_uri import mask_uri
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
-from penstock.control.display import format_ms
+from penstock.control.display import format_ms, format_ts
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.holds import ClusterHold
 from penstock.settings import ChangefeedSettings, parse_changefeed
@@ -124,6 +124,7 @@ def changefeed_summary(feed: ChangefeedRecord) -> dict[str, Any]:
         "checkpoint_time": format_ms(checkpoint_ms),
         "lag_s": max(0, round((SYSTEM.wall_ms() - checkpoint_ms) / 1000)),
         "error": feed.status.error,
+        "warning": feed.status.warning,
     }
 
 
@@ -135,5 +136,15 @@ def changefeed_details(feed: ChangefeedRecord) -> dict[str, Any]:
         "start_ts": feed.info.start_ts,
         "snapshot": feed.info.snapshot,
         "ddl_ts": feed.status.ddl_ts,
+        "left_out": [
+            {
+                "table": table.name,
+                "table_id": table.table_id,
+                "reason": table.reason,
+                "since_ts": table.since_ts,
+                "since_time": format_ts(table.since_ts),
+            }
+            for table in feed.status.left_out
+        ],
         "settings": {**settings, "sink_uri": mask_uri(str(feed.info.settings["sink_uri"]))},
     }

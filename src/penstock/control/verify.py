@@ -218,6 +218,7 @@ class _TargetComparer:
             tables=settings.tables,
             start_ts=now.start_ts,
             snapshot=now.begins_with_rows,
+            left_out={table.name: table.reason for table in now.status.left_out},
         )
         source = DeploymentTables(self.deployment, clock=self.clock)
         with TemporaryDirectory(prefix="penstock-verify-") as folder:

@@ -55,6 +55,13 @@ class _VisibleVersion(NamedTuple):
     schema: SchemaVersion | None
 
 
+class _UnreadSpan(NamedTuple):
+    """A description that cannot be read, in force from `schema.version` until `until_ts` (0: still)."""
+
+    schema: SchemaVersion
+    until_ts: int = 0
+
+
 class VisibleTables:
     """The versions of every table that has rows, as readers see them, fed in the order of their commits.
     Pure.
@@ -66,7 +73,7 @@ class VisibleTables:
         self._seen: dict[int, list[_VisibleVersion]] = {}
         self._newest: dict[int, TableInfo] = {}  # also versions that are the same to readers
         self._logical: dict[int, set[int]] = {}  # physical table -> the tables that it was part of
-        self._unreadable: dict[int, SchemaVersion] = {}
+        self._unread: dict[int, list[_UnreadSpan]] = {}
 
     def changes(
         self, commit_ts: int, described: Iterable[TableDescription], databases: Mapping[int, str]
@@ -88,7 +95,7 @@ class VisibleTables:
             if same and before is not None and after is not None and same_indexes(before, after):
                 continue
             if before is not None or after is not None:
-                unread = self._unreadable.get(table_id) if before is None else None
+                unread = self._last_unread(table_id) if before is None else None
                 yield TableChange(before, after, unread.since_ts if unread is not None else 0)
 
     def note(self, described: Iterable[TableDescription]) -> None:
@@ -122,20 +129,30 @@ class VisibleTables:
     ) -> None:
         """Record which tables of a transaction cannot be read any more, or can be read again."""
         for database_id, table_id, table in described:
-            if table is None or not table.unreadable or not table.is_base_table:
-                self._unreadable.pop(table_id, None)
-                continue
-            known, seen = self._unreadable.get(table_id), self._seen.get(table_id)
-            before = known or (seen[-1].schema if seen else None)
-            if not table.name and before is not None:
-                table = carry_names(table, before.table)  # noqa: PLW2901 - the same table, with its names
-            since_ts = commit_ts if known is None else known.since_ts
-            database = databases.get(database_id, "")
-            self._unreadable[table_id] = SchemaVersion(since_ts, since_ts, table, database)
+            known, seen = self._last_unread(table_id), self._seen.get(table_id)
+            if known is not None:
+                self._unread[table_id][-1] = _UnreadSpan(known, commit_ts)
+            if table is not None and table.unreadable and table.is_base_table:
+                before = known or (seen[-1].schema if seen else None)
+                if not table.name and before is not None:
+                    table = carry_names(table, before.table)  # noqa: PLW2901 - it has no names of its own
+                since_ts = commit_ts if known is None else known.since_ts
+                schema = SchemaVersion(since_ts, commit_ts, table, databases.get(database_id, ""))
+                self._unread.setdefault(table_id, []).append(_UnreadSpan(schema))
 
-    def unreadable(self) -> dict[int, SchemaVersion]:
-        """Return the tables whose newest description cannot be read, by id, each since it is so."""
-        return dict(self._unreadable)
+    def _last_unread(self, table_id: int) -> SchemaVersion | None:
+        """Return the table if its newest description cannot be read; None when it can, or there is none."""
+        spans = self._unread.get(table_id)
+        return spans[-1].schema if spans and not spans[-1].until_ts else None
+
+    def unreadable_at(self, ts: int) -> dict[int, SchemaVersion]:
+        """Return the tables whose descriptions cannot be read at `ts`, by id, each since it is so."""
+        return {
+            table_id: span.schema
+            for table_id, spans in self._unread.items()
+            for span in spans
+            if span.schema.version <= ts and (not span.until_ts or ts < span.until_ts)
+        }
 
     def __len__(self) -> int:
         """Return how many versions are kept."""
@@ -144,6 +161,10 @@ class VisibleTables:
     def forget(self, upto_ts: int) -> None:
         """Drop versions that were replaced before `upto_ts`: no caller asks for them any more."""
         left = {table_id: _from(seen, upto_ts) for table_id, seen in self._seen.items()}
+        self._unread = {
+            table_id: [span for span in spans if not 0 < span.until_ts <= upto_ts]
+            for table_id, spans in self._unread.items()
+        }
         gone = {table_id for table_id, seen in left.items() if not seen}
         self._seen = {table_id: seen for table_id, seen in left.items() if seen}
         if gone:
@@ -303,10 +324,13 @@ class DdlHistory:
             self._check(at_ts)
             return self._tables.at(at_ts)
 
-    def unreadable(self) -> dict[int, SchemaVersion]:
-        """Return the tables whose newest known description cannot be read, by id, each since it is so."""
+    def unreadable(self, at_ts: int | None = None) -> dict[int, SchemaVersion]:
+        """Return the tables whose descriptions cannot be read, by id, each since it is so.
+
+        `at_ts` is a timestamp up to which DDLs are known, by default the last one.
+        """
         with self._lock:
-            return self._tables.unreadable()
+            return self._tables.unreadable_at(self._settled_ts if at_ts is None else at_ts)
 
     def schema_of(self, physical_id: int, ts: int) -> SchemaVersion:
         """Return the table that a physical table is part of at `ts`; else the first that it is ever part of.

@@ -248,6 +248,10 @@ class SliceFollower(EventStoreFollower):
         """Return the tables that exist at `at_ts`, by id; raise Unavailable when that is not known yet."""
         return self._history.tables(at_ts)
 
+    def unreadable(self, at_ts: int) -> list[SchemaVersion]:
+        """Return the tables whose descriptions at `at_ts` cannot be read, each since that is so."""
+        return list(self._history.unreadable(at_ts).values())
+
     async def read_progress(self, table_ids: Collection[int]) -> dict[int, ReadableRange]:
         """Return how far physical tables can be read. Asks each capture once.
 

@@ -49,6 +49,12 @@ class SliceSource(Protocol):
     def tables(self, at_ts: int) -> list[SchemaVersion]:
         """Return the tables that exist at `at_ts`, captured or not; it is at most `ddl_resolved_ts`."""
 
+    def unreadable(self, at_ts: int) -> list[SchemaVersion]:
+        """Return the tables whose descriptions at `at_ts` cannot be read, each since that is so.
+
+        Such a table is among `tables` as it was before, if it could be read then.
+        """
+
     async def now_ts(self) -> int:
         """Return a timestamp of the database."""
 

@@ -216,6 +216,8 @@ class FeedFacts:
     start_ts: int
     snapshot: bool
     """Whether it begins with all rows at `start_ts`."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Tables without which it goes on, and why."""
 
 
 class _Table(NamedTuple):
@@ -284,7 +286,13 @@ class FeedVerifier:
             bases = {table.number: table.basis for table in tables if not notes[table.number]}
             results = spill.results(bases)
         reports = (_report(table, results.get(table.number), rows, notes[table.number]) for table in tables)
-        ordered = sorted(reports, key=lambda report: report.table)
+        compared = {table.name.lower() for table in tables}
+        missing = (
+            TableReport(table=name, scope=VerifyScope.NOTHING, note=_describe_left_out(reason))
+            for name, reason in self._facts.left_out.items()
+            if name.lower() not in compared  # its description cannot be read
+        )
+        ordered = sorted((*reports, *missing), key=lambda report: report.table)
         return FeedReport(self._facts.name, contents.checkpoint_ts, tuple(ordered))
 
     def _replay(self, reader: DirectoryReader, contents: Contents, rows: DirectoryRows) -> None:
@@ -340,7 +348,8 @@ class FeedVerifier:
 
     def _expect(self, table: _Table, rows: DirectoryRows, spill: ComparisonSpill, at_ts: int) -> str:
         """Read a table's source; return why it cannot be compared, if so."""
-        problem = _incomparable(table, rows)
+        reason = self._facts.left_out.get(table.name)
+        problem = _incomparable(table, rows) if reason is None else _describe_left_out(reason)
         if problem or table.schema is None or table.source is None:
             return problem
         if not table.basis.whole and table.lineage is None:
@@ -372,6 +381,10 @@ def _is_replicated(lineage: Lineage, replicated: TableFilter) -> bool:
     """Return whether the changefeed still replicates a table: its tables may have been updated."""
     assert lineage.columns is not None, "a lineage has a schema file"
     return replicated.matches(SchemaVersion(0, 0, lineage.columns, lineage.name.partition(".")[0]))
+
+
+def _describe_left_out(reason: str) -> str:
+    return f"the changefeed goes on without it, because it cannot be captured: {reason}"
 
 
 def _incomparable(table: _Table, rows: DirectoryRows) -> str:

@@ -102,6 +102,16 @@ def test_a_table_that_cannot_be_captured_says_why_in_the_list_and_on_its_page(
         looked_at(page)
 
 
+def test_a_changefeed_that_goes_on_without_a_table_says_which_and_why(world: PageWorld, open_page) -> None:
+    world.troubled = True
+    with open_page(f"{world.url}/#/changefeeds") as page:
+        expect(page.locator("main")).to_contain_text("it goes on without table staging.shapes")
+        page.get_by_role("link", name="lake").click()
+        expect(page.locator(".badge").first).to_have_text("warning")
+        expect(page.locator(".notice.error")).to_contain_text("cannot be captured: type 200 is unknown")
+        looked_at(page)
+
+
 def test_a_spool_is_shown_against_its_marks(world: PageWorld, open_page) -> None:
     world.troubled = True
     with open_page(world.url) as page:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changefeeds.model import ChangefeedState
+from penstock.changefeeds.model import ChangefeedState, LeftOutTable, describe_left_out
 from penstock.control.overview.facts import CaptureFact, Facts
 from penstock.control.overview.gather import find_low_disks
 from penstock.control.overview.locks import HoldingLock
@@ -19,6 +19,8 @@ from support.overviews import NOW_MS, ago, facts, feed, job, part, table
 
 SECRET_ADDR = "10.1.2.3:4567"
 SLOW = table("shop.orders", 31.0)
+LEFT_OUT = LeftOutTable(table_id=7, name="shop.orders", reason="type 200 is unknown", since_ts=ago(100))
+WITHOUT = describe_left_out([LEFT_OUT])
 REFUSED = table(lag_s=None, refusal=Refusal(7, "type 200 is unknown; upgrade Penstock", ago(100)))
 WELL = facts(
     tables=(table(), table("shop.new", None, id=9, made_s=5), table("other.t", None, id=10, wanted=False)),
@@ -76,6 +78,14 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
         (
             facts(feeds=(feed(state=ChangefeedState.WARNING, error="busy"),)),
             "changefeed_warning", "files", "busy", "by itself",
+        ),
+        (
+            facts(feeds=(feed(state=ChangefeedState.WARNING, warning="it waits for table shop.x"),)),
+            "changefeed_warning", "files", "changefeed files: it waits for table shop.x", "by itself",
+        ),
+        (
+            facts(feeds=(feed(state=ChangefeedState.WARNING, warning=WITHOUT, left_out=(LEFT_OUT,)),)),
+            "changefeed_warning", "files", "changefeed files: it goes on without", "other tables go on",
         ),
         (facts(feeds=(feed(lag_s=16, run_by=""),)), "changefeed_not_run", "files", "no process", "feed run"),
         (facts(feeds=(feed(lag_s=61),)), "changefeed_behind", "files", "61 s behind", "faster remote"),
@@ -249,3 +259,15 @@ def test_a_table_that_cannot_be_captured_says_why_in_its_row_and_in_those_of_its
     assert (copy.lacks, copy.lacks_because) == ("cannot be captured", row.refusal.reason)
     assert copy.held_by is not None
     assert (copy.held_by.kind, copy.held_by.name) == ("table", "shop.orders")
+
+
+def test_a_changefeed_without_a_table_is_explained_by_its_warning_and_not_as_a_failure() -> None:
+    found = build_overview(
+        facts(feeds=(feed(lag_s=900, state=ChangefeedState.WARNING, warning=WITHOUT, left_out=(LEFT_OUT,)),))
+    )
+    (row,) = found.changefeeds
+    assert (row.state, row.error, row.warning) == ("warning", "", WITHOUT)
+    assert row.held_by is not None
+    assert row.held_by.detail == WITHOUT
+    assert "type 200 is unknown" in row.warning
+    assert "!shop.orders" in row.warning

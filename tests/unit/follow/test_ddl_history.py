@@ -473,3 +473,25 @@ def test_followers_know_the_tables_of_a_tidb_however_its_history_arrives(step: i
     assert {name: version and version.table.physical_ids for name, version in found.items()} == {
         table.name: table.table.physical_ids for table in tables
     }
+
+
+def test_a_table_that_could_not_be_read_is_known_since_then_and_new_once_it_can_be() -> None:
+    made = history(
+        SHOP, unreadable(20, a_table(7, "a")), unreadable(25, a_table(7, "a", name="u")),
+        put_table(30, a_table(7, "b", name="u")), finish_job(30, 1, 12, 7, "ALTER TABLE u MODIFY a"),
+        put_table(40, a_table(8, "a", name="v")), put(50, table_key(1, 8), b"{"), remove_table(60, 8),
+    )  # fmt: skip
+
+    def seen(ts: int) -> dict[int, tuple[str, int]]:
+        return {key: (schema.name, schema.since_ts) for key, schema in made.unreadable(ts).items()}
+
+    assert [seen(ts) for ts in (19, 20, 25, 30, 49, 50, 60)] == [
+        {}, {7: ("shop.t", 20)}, {7: ("shop.u", 20)}, {}, {}, {8: ("shop.v", 50)}, {},
+    ]  # fmt: skip
+    made_known, created, dropped = made.ddls(10, 70)
+    assert shown(made_known) == (30, 3, [(None, "shop.u")])
+    assert (made_known.query, made_known.tables[0].unread_ts) == ("", 20)
+    assert (created.tables[0].unread_ts, dropped.tables[0].unread_ts) == (0, 0)
+    made.forget(45)
+    assert [seen(ts) for ts in (50, 60)] == [{8: ("shop.v", 50)}, {}]
+    assert made.unreadable() == {}

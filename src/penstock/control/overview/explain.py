@@ -126,6 +126,8 @@ class Explanation:
         if feed.state not in _FOLLOWED:
             return None
         if feed.state is not ChangefeedState.NORMAL:
+            if not feed.status.error and feed.status.warning:
+                return self._by_feed(fact, feed.status.warning)
             return self._by_feed(fact, f"it {_FAILED[feed.state]}: {feed.status.error}")
         if self._behind(feed.status.checkpoint_ts) <= SLOW_S:
             return None

@@ -171,6 +171,8 @@ class ChangefeedRow(_Model):
     checkpoint_time: str
     lag_s: float
     error: str = ""
+    warning: str = ""
+    """Which tables it goes on without, or waits for, and why; empty when no table is missing."""
     spool: SpoolLevel | None = None
     """null when its process does not report it."""
     held_by: HeldBy | None = None

@@ -185,6 +185,7 @@ def _feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> ChangefeedR
         checkpoint_time=format_ts(feed.status.checkpoint_ts) or "",
         lag_s=round(behind_s(facts.now_ts, feed.status.checkpoint_ts), 3),
         error=feed.status.error,
+        warning=feed.status.warning,
         spool=fact.spool,
         held_by=explanation.explain_feed(fact),
     )

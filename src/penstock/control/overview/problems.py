@@ -182,8 +182,12 @@ def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator
         yield Problem(
             part=name,
             what=ProblemKind.CHANGEFEED_WARNING,
-            message=f"changefeed {name} failed and is retried: {feed.status.error}",
-            remedy="fix the cause in the message; it then continues by itself",
+            message=f"changefeed {name} failed and is retried: {feed.status.error}"
+            if feed.status.error
+            else f"changefeed {name}: {feed.status.warning}",
+            remedy="fix the cause in the message; it then continues by itself"
+            if feed.status.error or not feed.status.left_out
+            else "follow the message; the other tables go on meanwhile",
         )
     elif feed.runnable and not fact.run_by:
         # A process soon takes over a changefeed that is new, or whose process was lost.

@@ -18,6 +18,7 @@ from penstock.changefeeds.model import (
     ChangefeedRecord,
     ChangefeedState,
     DispatcherRecord,
+    LeftOutTable,
     PendingFile,
 )
 from penstock.changefeeds.store import ChangefeedKeys, ChangefeedStore
@@ -117,6 +118,10 @@ async def test_progress_is_there_for_the_next_run(store: WarmStore) -> None:
         await first.change_dispatchers([three], [two.span.id], ddl_ts=300)
         await first.keep_checkpoint(250)
         await first.keep_checkpoint(240)  # an older one changes nothing
+        out = LeftOutTable(table_id=7, name="shop.odd", reason="its type is unknown", since_ts=200)
+        await first.change_dispatchers([], [], left_out=[out])
+        await first.change_dispatchers([], [])
+        await first.keep_state(ChangefeedState.WARNING, warning="it goes on without shop.odd")
         await first.give_up()
         second = await feeds.acquire("next", "b", ttl_s=LONG_S)
         assert sorted(await second.dispatchers(), key=lambda each: each.span.table_id) == [
@@ -125,6 +130,11 @@ async def test_progress_is_there_for_the_next_run(store: WarmStore) -> None:
         ]
         assert await second.checkpoint_ts() == 250
         assert await second.ddl_ts() == 300
+        assert await second.left_out() == (out,)
+        status = (await second.get_record()).status
+        assert (status.warning, status.error) == ("it goes on without shop.odd", "")
+        assert status.without_error().warning == ""
+        assert status.without_error().left_out == (out,)
 
 
 async def test_one_process_at_a_time_runs_a_changefeed(store: WarmStore) -> None:

@@ -38,9 +38,9 @@ class Run:
     async def get_record(self) -> ChangefeedRecord:
         return self._feeds.all[self._id]
 
-    async def keep_state(self, state: ChangefeedState, error: str = "") -> None:
+    async def keep_state(self, state: ChangefeedState, error: str = "", warning: str = "") -> None:
         feed = self._feeds.all[self._id]
-        status = ChangefeedStatus(checkpoint_ts=1, ddl_ts=1, state=state, error=error)
+        status = ChangefeedStatus(checkpoint_ts=1, ddl_ts=1, state=state, error=error, warning=warning)
         self._feeds.all[self._id] = ChangefeedRecord(feed.info, status)
 
     async def renew(self) -> None:
@@ -96,7 +96,7 @@ class Source:
 class Healthy:
     """A changefeed that runs for ever and is well."""
 
-    state, error, checkpoint_ts = ChangefeedState.NORMAL, "", 1
+    state, error, warning, checkpoint_ts = ChangefeedState.NORMAL, "", "", 1
 
     def __init__(self, *_given: object, **_rest: object) -> None:
         pass

@@ -18,7 +18,8 @@ export const changefeed = {
   draw(feed, screen) {
     return [
       screen.heading(feedButtons(feed, screen)),
-      feed.error && el("p", { class: "notice error", "data-key": "error" }, prose(feed.error)),
+      (feed.error || feed.warning) &&
+        el("p", { class: "notice error", "data-key": "error" }, prose(feed.error || feed.warning)),
       card(
         "Progress",
         facts(

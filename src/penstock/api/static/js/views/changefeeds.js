@@ -75,6 +75,7 @@ function checkpoint(feed) {
 
 function trouble(feed) {
   if (feed.error) return el("p", { class: "error" }, prose(feed.error));
+  if (feed.warning) return el("p", { class: "error" }, prose(feed.warning));
   return isHeld(feed.held_by) ? el("p", { class: "muted" }, holder(feed.held_by, feed.id)) : null;
 }
 
