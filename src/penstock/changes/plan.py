@@ -194,7 +194,7 @@ class ChangesPartition:
     def collect(self) -> ChangesHandle:
         """Read the part. Raises as `collect_changes` does."""
         if self.snapshot is not None and self.schema is not None:
-            rows = self.snapshot.read()
+            rows = self.snapshot.read(impossible_dates=True)
             batches = to_batches(rows, self.schema, self.options, complete_ts=self.to_ts)
         else:
             wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)

@@ -75,12 +75,16 @@ class SnapshotPartition:
         """About how many rows there are: deleted rows count, unflushed ones do not."""
         return sum(task.rows for task in self.tasks)
 
-    def read(self) -> Batches:
+    def read(self, *, impossible_dates: bool = False) -> Batches:
         """Yield the rows, in no particular order; close it when it is not read to its end.
 
+        Dates that no calendar has are null, unless `impossible_dates` keeps them.
         Raises StaleRead when history at `ts` was collected meanwhile, Unavailable when objects are gone (plan
         again) or storage or the capture does not answer, Corrupt when an object is damaged.
         """
+        return self._read() if impossible_dates else _hide_impossible_dates(self._read())
+
+    def _read(self) -> Batches:
         storage, table_id = self.partition.storage.open(), self.partition.table_id
         base_ts = min(self.ts, self.flushed_ts)
         with reading_history(storage, table_id, self.ts):
@@ -156,8 +160,8 @@ def read_snapshot(
     damaged.
     """
     wanted = HandleRange(low=handle_from, high=handle_to)
-    rows = _read_all(_plan_whole(table, ts, columns, wanted, batch_rows))
-    return rows if impossible_dates else _hide_impossible_dates(rows)
+    parts = _plan_whole(table, ts, columns, wanted, batch_rows)
+    return _read_all(parts, impossible_dates=impossible_dates)
 
 
 def plan_snapshot(
@@ -184,9 +188,9 @@ def plan_snapshot(
     return list(chain.from_iterable(_divide(part, partition_bytes) for part in whole))
 
 
-def _read_all(parts: Iterable[SnapshotPartition]) -> Batches:
+def _read_all(parts: Iterable[SnapshotPartition], *, impossible_dates: bool) -> Batches:
     for part in parts:
-        yield from part.read()
+        yield from part.read(impossible_dates=impossible_dates)
 
 
 def _hide_impossible_dates(rows: Batches) -> Batches:

@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.codecs.parquet import parquet_file
 from penstock.changes import batches, collect_changes
-from penstock.eventstore.read.snapshot import read_snapshot
+from penstock.eventstore.read.snapshot import plan_snapshot, read_snapshot
 from penstock.eventstore.schema_version import Projection
 from penstock.tables.alter import add_column
 from penstock.tables.define import define_table
@@ -175,3 +175,6 @@ def test_a_snapshot_of_the_event_store_has_null(world: TableWorld) -> None:
     world.flush()
     (row,) = (row for batch in read_snapshot(world.view(), world.ts) for row in batch.to_pylist())
     assert [row[name] for name in TABLE_NAMES] == [1, None, None, None, None]
+    (part,) = plan_snapshot(world.view(), world.ts, columns=TABLE_NAMES)
+    (batch,) = part.read()
+    assert batch.to_pylist() == [dict.fromkeys(TABLE_NAMES) | {"id": 1}]
