@@ -127,13 +127,16 @@ class HistoryWorld:
 
         until(holds, "the capture does not catch up")
 
+    def comparable(self, point: Point) -> list[PointTable]:
+        """Return the tables of a point whose rows are in the cluster."""
+        tables = point.tables.values()
+        return [table for table in tables if not table.is_temporary and table.name not in _RESERVED_NAMES]
+
     def compare(self, read: ReadTable, points: Iterable[tuple[Point, int]] | None = None) -> list[str]:
         """Return how the tables of all points, or of some, differ from what TiDB answered there."""
         found = []
         for point, ts in self.points if points is None else points:
-            for table in point.tables.values():
-                if table.is_temporary or table.name in _RESERVED_NAMES:
-                    continue
+            for table in self.comparable(point):
                 found += [f"at {point.name}: {said}" for said in _differences(table, read, ts)]
         return found
 

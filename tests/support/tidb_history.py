@@ -82,9 +82,18 @@ class PointTable:
     @property
     def virtual_columns(self) -> frozenset[str]:
         """Generated columns that TiDB computes on read: no key and no value has them, so TiCDC has none."""
-        lines = (line.strip() for line in self.create.splitlines())
-        made = [line for line in lines if line.startswith("`") and _is_virtual(line)]
-        return frozenset(name for name in self.columns if any(line.startswith(_quote(name)) for line in made))
+        return frozenset(name for name, line in self._definitions if _is_virtual(line))
+
+    @property
+    def not_null_columns(self) -> frozenset[str]:
+        """Columns that have a value in every row."""
+        return frozenset(name for name, line in self._definitions if " NOT NULL" in line)
+
+    @property
+    def _definitions(self) -> Iterator[tuple[str, str]]:
+        lines = [line.strip() for line in self.create.splitlines()]
+        for name in self.columns:
+            yield name, next(line for line in lines if line.startswith(_quote(name)))
 
     @property
     def stored_columns(self) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ __all__ = ["TextRow", "compare_rows", "compare_text", "expected_rows", "text_row
 _SHOWN_MAX = 3
 _KIND = re.compile(r"(\w+)(?:\((.*)\))?", re.DOTALL)
 
+_MOMENTS = ("date", "datetime", "timestamp")
+
 Text = str | None
 TextRow = tuple[Text, ...]
 
@@ -31,10 +33,15 @@ def to_text(type_text: str, value: Any) -> Text:
     return _texts(type_text, [value])[0]
 
 
-def expected_rows(table: PointTable, columns: Sequence[str]) -> list[TextRow]:
-    """Return TiDB's rows with the given columns, in the form that `to_text` gives."""
+def expected_rows(table: PointTable, columns: Sequence[str], *, all_dates: bool = False) -> list[TextRow]:
+    """Return TiDB's rows with the given columns, in the form that `to_text` gives.
+
+    Dates that no calendar has are NULL, as in Arrow, Spark and jobs; with `all_dates` they are themselves.
+    """
     places = [table.columns.index(name) for name in columns]
     kinds = [_parse(table.types[place]) for place in places]
+    if all_dates:
+        kinds = [("", []) if kind[0] in _MOMENTS else kind for kind in kinds]
     return [
         tuple(_normal(kind, row[place]) for kind, place in zip(kinds, places, strict=True))
         for row in table.rows
@@ -65,9 +72,11 @@ def _texts(type_text: str, values: Sequence[Any]) -> list[Text]:
     return [None if value is None else write(value, sizes) for value in values]
 
 
-def compare_text(table: PointTable, columns: Sequence[str], found: Iterable[TextRow]) -> list[str]:
+def compare_text(
+    table: PointTable, columns: Sequence[str], found: Iterable[TextRow], *, all_dates: bool = False
+) -> list[str]:
     """Return how rows of texts differ from TiDB's, in any order; an empty list when they are equal."""
-    wanted, got = _expected(table, tuple(columns)), Counter(found)
+    wanted, got = _expected(table, tuple(columns), all_dates), Counter(found)
     if got == wanted:
         return []
     missing, extra = list((wanted - got).elements()), list((got - wanted).elements())
@@ -81,8 +90,8 @@ def compare_text(table: PointTable, columns: Sequence[str], found: Iterable[Text
 
 
 @cache
-def _expected(table: PointTable, columns: tuple[str, ...]) -> Counter[TextRow]:
-    return Counter(expected_rows(table, columns))
+def _expected(table: PointTable, columns: tuple[str, ...], all_dates: bool) -> Counter[TextRow]:  # noqa: FBT001
+    return Counter(expected_rows(table, columns, all_dates=all_dates))
 
 
 def _in_order(rows: Iterable[TextRow]) -> list[TextRow]:
@@ -163,9 +172,10 @@ def _moment(value: Any, sizes: list[int]) -> str:
 
 
 def _span(value: Any, sizes: list[int]) -> str:
-    if not isinstance(value, timedelta):
-        return str(value)
-    micros = value // timedelta(microseconds=1)
+    if isinstance(value, str):
+        return value
+    # Formats without spans of time, such as Parquet, have microseconds.
+    micros = value if isinstance(value, int) else value // timedelta(microseconds=1)
     seconds, part = divmod(abs(micros), 1_000_000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
@@ -189,7 +199,7 @@ _SEVERAL_FORMS: dict[str, _Writer] = {
     "float": _float32,
     "double": _float64,
     "json": _document,
-    **dict.fromkeys(("date", "datetime", "timestamp"), _real_moment),
+    **dict.fromkeys(_MOMENTS, _real_moment),
 }
 _WRITERS: dict[str, _Writer] = {
     "float": _float32,

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import Corrupt, Invalid
+from penstock.errors import Corrupt
 from penstock.eventstore.sides import HANDLE
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.schema_changes import fits
@@ -121,14 +121,14 @@ def plan_evolution(
     wanted: Sequence[TargetColumn],
     is_wider: Callable[[str, str], bool],
 ) -> SchemaEvolution:
-    """Plan how a target with `known` columns gets the `wanted` ones; raise Invalid when it cannot.
+    """Plan how a target with `known` columns gets the `wanted` ones; raise SchemaRefused when it cannot.
 
     `seen_id` is the greatest id of the source's columns when the target was last written. A wanted column
     that is older was left out until now, and the target's rows do not have its values. `is_wider` returns
     whether every value of the first type is an equal value of the second.
     """
     if [column.id for column in known if column.key] != [column.id for column in wanted if column.key]:
-        raise Invalid(f"the source has another primary key now; {REBUILD}")
+        raise SchemaRefused(f"the source has another primary key now; {REBUILD}")
     by_id = {column.id: column for column in known}
     for column in wanted:
         _check_column(by_id.get(column.id), column, seen_id, is_wider)
@@ -154,11 +154,11 @@ def _check_column(
 ) -> None:
     if known is None:
         if wanted.id <= seen_id:
-            raise Invalid(f"column {wanted.name} was left out until now; {REBUILD}")
+            raise SchemaRefused(f"column {wanted.name} was left out until now; {REBUILD}")
     elif known.gone:
-        raise Invalid(f"column {wanted.name} was left out for a while; {REBUILD}")
+        raise SchemaRefused(f"column {wanted.name} was left out for a while; {REBUILD}")
     elif known.type != wanted.type and not is_wider(known.type, wanted.type):
-        raise Invalid(
+        raise SchemaRefused(
             f"column {wanted.name} is {known.type} in the target and needs {wanted.type} now; {REBUILD}"
         )
 
