@@ -190,8 +190,10 @@ def _fraction(micros: int, sizes: list[int]) -> str:
     return f".{kept}" if kept else ""
 
 
-def _vector(value: Any, _: list[int]) -> str:
-    return value if isinstance(value, str) else "[{}]".format(",".join(f"{number:g}" for number in value))
+def _vector(value: Any, sizes: list[int]) -> str:
+    """TiDB writes the shortest digits of each 4-byte number, and never an exponent."""
+    numbers = json.loads(value, parse_int=float) if isinstance(value, str) else value  # -0 is no integer
+    return "[{}]".format(",".join(_float32(number, sizes) for number in numbers))
 
 
 _Writer = Callable[[Any, list[int]], Text]
@@ -199,6 +201,7 @@ _SEVERAL_FORMS: dict[str, _Writer] = {
     "float": _float32,
     "double": _float64,
     "json": _document,
+    "vector": _vector,
     **dict.fromkeys(_MOMENTS, _real_moment),
 }
 _WRITERS: dict[str, _Writer] = {

@@ -37,6 +37,7 @@ __all__ = [
     "META_RANGE",
     "CapturedTable",
     "DatabaseDescription",
+    "DatabaseNames",
     "SchemaHistory",
     "TableDescription",
     "carry_names",
@@ -112,6 +113,32 @@ def _number(name: bytes, prefix: bytes) -> int:
     return int(name.removeprefix(prefix))
 
 
+class DatabaseNames:
+    """What each database was called when: TiDB can bring a dropped one back with its id and another name."""
+
+    def __init__(self, known: Mapping[int, list[tuple[int, str]]] | None = None) -> None:
+        self._known = {database_id: list(names) for database_id, names in (known or {}).items()}
+
+    def add(self, commit_ts: int, description: DatabaseDescription) -> None:
+        """Record a description, in any order of commits. One that is damaged or removed says no name."""
+        if description.database and description.database.name:
+            names = self._known.setdefault(description.database_id, [])
+            entry = (commit_ts, description.database.name)
+            if entry not in names:
+                insort(names, entry)
+
+    def at(self, database_id: int, ts: int, default: str = "") -> str:
+        """Return a database's last name at `ts`, or the first that is known; `default` when there is none."""
+        names = self._known.get(database_id)
+        if not names:
+            return default
+        return names[max(0, bisect_right(names, ts, key=lambda entry: entry[0]) - 1)][1]
+
+    def copy(self) -> "DatabaseNames":
+        """Return the names that are known now."""
+        return DatabaseNames(self._known)
+
+
 class CapturedTable(NamedTuple):
     """A table that had rows at some time: where its keys are, and its last name."""
 
@@ -148,7 +175,7 @@ class SchemaHistory:
         self._versions: dict[int, list[_Version]] = {}
         self._logical: dict[int, set[int]] = {}  # physical id -> the tables it was, or was a partition of
         self._refused: set[int] = set()  # physical ids that had a version whose rows cannot be kept
-        self._databases: dict[int, str] = {}
+        self._databases = DatabaseNames()
         self._parted: set[int] = set()  # physical ids that a table does not have in all of its versions
         self._rewriting: set[int] = set()  # physical ids that had a version in which a column is rewritten
 
@@ -161,8 +188,8 @@ class SchemaHistory:
                 description = read_description(key, value)
                 if isinstance(description, TableDescription):
                     self._add_version(commit_ts, description)
-                elif description is not None and description.database and description.database.name:
-                    self._databases[description.database_id] = description.database.name
+                elif description is not None:
+                    self._databases.add(commit_ts, description)
         return False
 
     def advance_resolved_ts(self, ts: int) -> None:
@@ -264,7 +291,7 @@ class SchemaHistory:
         """Return every (database, table) that an id is known to be, or to have been, a part of."""
         with self._lock:
             found = [
-                (self._databases.get(version.database_id), version.table)
+                (self._databases.at(version.database_id, version.since_ts), version.table)
                 for version in self._versions_of(physical_id)
             ]
         return {(database, table.name) for database, table in found if database and table is not None}
@@ -277,7 +304,7 @@ class SchemaHistory:
         """
         with self._lock:
             known = [list(versions) for versions in self._versions.values()]
-            names = dict(self._databases)
+            names = self._databases.copy()
             upto = self._resolved_ts
         found: dict[int, CapturedTable] = {}
         for versions in known:
@@ -310,7 +337,7 @@ class SchemaHistory:
             elif stored is not None:
                 parts = {"partition": table.extra.get("partition")}
                 table = replace(stored, name=table.name, extra={**stored.extra, **parts})
-            database = self._databases.get(version.database_id, "")
+            database = self._databases.at(version.database_id, version.since_ts)
             shown.append(SchemaVersion(version.since_ts, version.since_ts, table, database))
         return shown[::-1]
 
@@ -350,14 +377,14 @@ def _has_at(versions: list[_Version], ts: int, physical_id: int) -> bool:
     return bool(begun) and begun[-1].has(physical_id)
 
 
-def _latest(versions: list[_Version], names: Mapping[int, str], upto: int) -> Iterator[CapturedTable]:
+def _latest(versions: list[_Version], names: DatabaseNames, upto: int) -> Iterator[CapturedTable]:
     """Yield each id that a table's keys ever had, with the last version that had it, and when that ended."""
     seen: set[int] = set()
     ended_ts = 0
     for version in reversed([version for version in versions if version.since_ts <= upto]):
         if version.table is not None and version.table.is_base_table:
             fresh = [physical_id for physical_id in version.table.physical_ids if physical_id not in seen]
-            name = names.get(version.database_id, "")
+            name = names.at(version.database_id, version.since_ts)
             for physical_id in fresh:
                 yield CapturedTable(physical_id, name, version.table, ended_ts, version.refused)
             seen.update(fresh)

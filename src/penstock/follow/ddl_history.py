@@ -10,7 +10,7 @@ versions of tables that readers see.
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from penstock.clock import physical_ms
 from penstock.errors import StaleRead, Unavailable
 from penstock.eventstore.schema_history import (
     DatabaseDescription,
+    DatabaseNames,
     TableDescription,
     carry_names,
     read_description,
@@ -76,7 +77,7 @@ class VisibleTables:
         self._unread: dict[int, list[_UnreadSpan]] = {}
 
     def changes(
-        self, commit_ts: int, described: Iterable[TableDescription], databases: Mapping[int, str]
+        self, commit_ts: int, described: Iterable[TableDescription], databases: DatabaseNames
     ) -> Iterator[TableChange]:
         """Yield what a transaction changes for readers; it comes after all that was entered.
 
@@ -90,7 +91,7 @@ class VisibleTables:
             before = seen[-1].schema if seen else None
             after = None
             if table is not None and table.is_base_table:
-                after = SchemaVersion(commit_ts, commit_ts, table, databases.get(database_id, ""))
+                after = SchemaVersion(commit_ts, commit_ts, table, databases.at(database_id, commit_ts))
             same = before is not None and after is not None and same_to_readers(before, after)
             if same and before is not None and after is not None and same_indexes(before, after):
                 continue
@@ -125,7 +126,7 @@ class VisibleTables:
                     self._logical.setdefault(physical_id, set()).add(after.table.id)
 
     def note_unreadable(
-        self, commit_ts: int, described: Iterable[TableDescription], databases: Mapping[int, str]
+        self, commit_ts: int, described: Iterable[TableDescription], databases: DatabaseNames
     ) -> None:
         """Record which tables of a transaction cannot be read any more, or can be read again."""
         for database_id, table_id, table in described:
@@ -137,7 +138,7 @@ class VisibleTables:
                 if not table.name and before is not None:
                     table = carry_names(table, before.table)  # noqa: PLW2901 - it has no names of its own
                 since_ts = commit_ts if known is None else known.since_ts
-                schema = SchemaVersion(since_ts, commit_ts, table, databases.get(database_id, ""))
+                schema = SchemaVersion(since_ts, commit_ts, table, databases.at(database_id, commit_ts))
                 self._unread.setdefault(table_id, []).append(_UnreadSpan(schema))
 
     def _last_unread(self, table_id: int) -> SchemaVersion | None:
@@ -267,7 +268,7 @@ class DdlHistory:
         self._jobs = DdlJobs()
         self._tables = VisibleTables()
         self._databases: set[int] = set()
-        self._names: dict[int, str] = {}
+        self._names = DatabaseNames()
         self._events: list[DdlEvent] = []
         self._told: set[int] = set()  # jobs whose DDLs are among the events before they are recorded
         self._derived: dict[int, int] = {}  # tables and databases that changed without a known job, and when
@@ -292,8 +293,8 @@ class DdlHistory:
                 recorded += [job] if job not in recorded else []
             return
         self._unsettled.setdefault(commit_ts, _Described()).add(described)
-        if isinstance(described, DatabaseDescription) and described.database and described.database.name:
-            self._names[described.database_id] = described.database.name
+        if isinstance(described, DatabaseDescription):
+            self._names.add(commit_ts, described)
 
     def advance_resolved_ts(self, ts: int) -> None:
         """Note that every change up to `ts` has been taken."""
@@ -414,7 +415,7 @@ class DdlHistory:
         for database_id, info in sorted(described.databases.items()):
             if (info is not None) == (database_id in self._databases):
                 continue  # only its charset changed, or it is half dropped: nothing that a reader sees
-            name = self._names.get(database_id, "")
+            name = self._names.at(database_id, commit_ts)
             if not name:
                 continue  # its description is damaged; it is created once it can be read
             side = "before" if info is None else "after"  # what goes with the database, or comes back with it
@@ -449,7 +450,7 @@ class DdlHistory:
         if told or not is_sent(job.type) or job.type in _ALWAYS_SEEN or not job.schema_version:
             return None  # without a version of the schema TiDB had nothing to do
         if job.type == OtherAction.MODIFY_SCHEMA_CHARSET:
-            name = self._names.get(job.database_id, job.database_name)
+            name = self._names.at(job.database_id, commit_ts, job.database_name)
             change = _Change(frozenset(), job.type, name, (), DdlScope.DATABASE)
             return _as_event(commit_ts, change, job.type, ddl_statement(job, ()))
         changed = self._view_change(commit_ts, job) if job.type in _VIEWS else None
@@ -463,7 +464,7 @@ class DdlHistory:
         return _as_event(commit_ts, change, job.type, ddl_statement(job, change.tables))
 
     def _view_change(self, commit_ts: int, job: DdlJob) -> TableChange | None:
-        database = self._names.get(job.database_id, job.database_name)
+        database = self._names.at(job.database_id, commit_ts, job.database_name)
         if job.table is None or job.table.unreadable:
             return None
         view = SchemaVersion(commit_ts, commit_ts, job.table, database)

@@ -63,6 +63,26 @@ def test_a_range_has_the_versions_in_force(from_ts: int, to_ts: int, expected: l
     assert versions(history(*changes, *changes), 7, from_ts, to_ts) == expected
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_database_that_comes_back_under_another_name_had_its_own_before(backwards: bool) -> None:
+    changes = [
+        database(5, 1, "shop"),
+        described(10, a_table(7)),
+        dropped(20, 7),
+        database(30, 1, "again"),
+        described(30, a_table(7)),
+    ]
+    made = history(*(reversed(changes) if backwards else changes))
+    assert [version.name for version in made.versions(7, 0, 100)] == ["shop.t", "again.t"]
+    assert made.names(7) == {("shop", "t"), ("again", "t")}
+    assert [table.database for table in made.tables_ever()] == ["again"]
+
+
+def test_the_first_known_name_of_a_database_counts_before_it() -> None:
+    made = history(described(10, a_table(7)), database(20, 1, "shop"))
+    assert [version.name for version in made.versions(7, 0, 15)] == ["shop.t"]
+
+
 def test_nothing_is_said_beyond_what_is_complete() -> None:
     made = history(described(10, a_table(7)), resolved_ts=15)
     with pytest.raises(Unavailable, match="up to 15"):

@@ -422,6 +422,24 @@ def test_a_table_that_comes_back_is_created_by_its_description() -> None:
     assert (flashed.scope, flashed.recovers) == (DdlScope.DATABASE, True)
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_database_that_comes_back_under_another_name_had_its_own_before(backwards: bool) -> None:
+    table = a_table(7, "a", name="back")
+    changes = [
+        SHOP, put_table(10, table), finish_job(10, 1, 3, 7, "CREATE TABLE back", start_ts=9),
+        remove_table(40, 7), remove_database(40, 1), finish_job(40, 4, 2, 0, "DROP DATABASE shop"),
+        put_database(50, 1, "again"), put_table(50, table),
+        finish_job(51, 5, 63, 0, "FLASHBACK DATABASE shop TO again", database_name="again", start_ts=49),
+    ]  # fmt: skip
+    made = history(*(reversed(changes) if backwards else changes))
+    assert [schema.name for schema in made.tables(30)] == ["shop.back"]
+    assert [schema.name for schema in made.tables(60)] == ["again.back"]
+    dropped, flashed = made.ddls(30, LATER)
+    assert (dropped.database, shown(dropped)) == ("shop", (40, 2, [("shop.back", None)]))
+    assert (flashed.database, shown(flashed)) == ("again", (50, 63, [(None, "again.back")]))
+    assert flashed.query == "CREATE DATABASE `again`"
+
+
 def test_a_statement_that_came_too_late_is_not_told_again() -> None:
     made = DdlHistory(job_wait_ms=0)
     made.consume_kv_events(
