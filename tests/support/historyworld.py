@@ -25,6 +25,7 @@ from penstock.kv import Client
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.tables import Catalog
+from penstock.tables.arrow import shown_name
 from support.campaign import length
 from support.tidb_history import Point, PointTable, Replay, TidbRecord, load_record, replaying
 from support.tidb_text import compare_rows
@@ -32,8 +33,6 @@ from support.tidb_text import compare_rows
 __all__ = ["DEADLINE_S", "HistoryWorld", "until"]
 
 DEADLINE_S = 120.0
-
-_RESERVED_NAMES = {"d1.reserved"}  # its columns have names of ours; the capture leaves it out so far
 
 ReadTable = Callable[[PointTable, int], pa.Table]
 """Reads a table of a point as of a timestamp, with the stored columns in TiDB's order."""
@@ -129,8 +128,7 @@ class HistoryWorld:
 
     def comparable(self, point: Point) -> list[PointTable]:
         """Return the tables of a point whose rows are in the cluster."""
-        tables = point.tables.values()
-        return [table for table in tables if not table.is_temporary and table.name not in _RESERVED_NAMES]
+        return [table for table in point.tables.values() if not table.is_temporary]
 
     def compare(self, read: ReadTable, points: Iterable[tuple[Point, int]] | None = None) -> list[str]:
         """Return how the tables of all points, or of some, differ from what TiDB answered there."""
@@ -165,7 +163,8 @@ class HistoryWorld:
         view = find_table(storage, table.name, at_ts=ts, rows=self._newest_rows)
         batches = list(read_snapshot(view, ts))
         found = pa.Table.from_batches(batches, None if batches else snapshot_schema(view, ts))
-        return found.select(range(found.num_columns - 1))  # the last one is the commit timestamp
+        found = found.select(range(found.num_columns - 1))  # the last one is the commit timestamp
+        return found.rename_columns([shown_name(name) for name in found.column_names])
 
 
 def _differences(table: PointTable, read: ReadTable, ts: int) -> list[str]:

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from penstock.eventstore.schema_version import Projection, SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, side_schema
-from penstock.tables.arrow import arrow_schema
+from penstock.tables.arrow import arrow_name, scan_schema, shown_name
 from penstock.tables.schema import TableInfo
 
 DELETED = "_deleted"
@@ -15,8 +15,8 @@ DELETED = "_deleted"
 
 def key_names(table: TableInfo) -> tuple[str, ...]:
     """Return the columns that identify a row: those of the primary key in its order, or `_handle`."""
-    stored = arrow_schema(table).names
-    return tuple(column.name for column in table.primary_key if column.name in stored) or (HANDLE,)
+    stored = scan_schema(table).names
+    return tuple(name for name in map(arrow_name, table.primary_key) if name in stored) or (HANDLE,)
 
 
 def choose_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schema:
@@ -28,8 +28,9 @@ def choose_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schem
     wanted = None if chosen is None else {name.lower() for name in chosen}
     others = [
         name
-        for name in arrow_schema(table).names
-        if name not in keys and (wanted is None or name.lower() in wanted)
+        for name in scan_schema(table).names
+        if name not in keys
+        and (wanted is None or name.lower() in wanted or shown_name(name).lower() in wanted)
     ]
     fields = side_schema(table, "data")
     return pa.schema([fields.field(name) for name in (*keys, *others)])

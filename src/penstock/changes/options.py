@@ -10,7 +10,7 @@ from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.streams import list_old, narrow_old
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE, stored_side_schema
-from penstock.tables.arrow import arrow_schema
+from penstock.tables.arrow import scan_schema
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind, TableInfo
 
@@ -87,7 +87,7 @@ class ReadColumns:
         """Choose the columns for some options; columns that the version does not have are left out."""
         data, tombstone = stored_side_schema(table, "data"), stored_side_schema(table, "tombstone")
         keys = tombstone.names[: tombstone.names.index(HANDLE)]
-        user = arrow_schema(table).names
+        user = scan_schema(table).names
         asked = [name.lower() for name in options.columns or ()]
         if options.columns is not None:
             found = {name.lower(): name for name in data.names[: data.names.index(HANDLE)]}

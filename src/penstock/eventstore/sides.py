@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from penstock.columnar.buffers import Mask, equal_cells
 from penstock.errors import Invalid
 from penstock.eventstore.paths import Side
-from penstock.tables.arrow import arrow_field, arrow_name, arrow_schema
+from penstock.tables.arrow import RESERVED_NAMES, arrow_field, arrow_name, scan_schema
 from penstock.tables.decoding.decoder import RowDecoder, record_handles
 from penstock.tables.schema import TableInfo
 
@@ -29,6 +29,7 @@ OBJECT, OFFSET, OLD = "_object", "_offset", "_old"
 PARTITION = "\0partition"
 """The physical table of a row, where changes of several are together. No column of a table has this name."""
 RESERVED = frozenset({HANDLE, COMMIT_TS, START_TS, UPDATE, OBJECT, OFFSET, OLD})
+assert RESERVED == RESERVED_NAMES, "a column of a table may have one of these names"
 
 _SYSTEM = [
     pa.field(HANDLE, pa.binary(), nullable=False),
@@ -55,31 +56,22 @@ class Sides:
 
 
 def side_schema(table: TableInfo, side: Side) -> pa.Schema:
-    """Return the columns of one side that readers see.
-
-    Raises Invalid when a column of the table has a reserved name.
-    """
-    return _side_schema(table, side, arrow_schema(table))
+    """Return the columns of one side that readers see; raise Invalid when a type has no Arrow form."""
+    return _side_schema(table, side, scan_schema(table))
 
 
 def stored_side_schema(table: TableInfo, side: Side) -> pa.Schema:
     """Return the columns of one side in objects: those that readers see, and the values of all others.
 
-    Raises Invalid when a column of the table has a reserved name.
+    Raises Invalid when a type has no Arrow form.
     """
     return _side_schema(table, side, pa.schema([arrow_field(column) for column in table.kept_columns]))
 
 
 def _side_schema(table: TableInfo, side: Side, columns: pa.Schema) -> pa.Schema:
-    reserved = sorted(RESERVED.intersection(columns.names))
-    if reserved:
-        raise Invalid(
-            f"table {table.name} has a column {reserved[0]}, a reserved name; rename the column or leave the"
-            " table out"
-        )
     if side == "data":
         return pa.schema([*columns, *_SYSTEM])
-    keys = [arrow_field(column) for column in table.primary_key if column.name in columns.names]
+    keys = [arrow_field(column) for column in table.primary_key if arrow_name(column) in columns.names]
     return pa.schema([*keys, *_SYSTEM, *_ROW_ID, pa.field(OLD, pa.struct(list(columns)))])
 
 
@@ -181,7 +173,7 @@ def _tombstones(
     raw: pa.RecordBatch, table: TableInfo, old: pa.RecordBatch, places: pa.Array, system: list[pa.Array]
 ) -> pa.RecordBatch:
     """Make tombstones of the primary key, and of all of `old` as `_old` unless `old` has no columns."""
-    keys = [column.name for column in table.primary_key if column.name in old.schema.names]
+    keys = [name for name in map(arrow_name, table.primary_key) if name in old.schema.names]
     columns = [
         *(old.column(name) for name in keys),
         *(_at(column, places) for column in system),

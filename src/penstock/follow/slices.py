@@ -28,6 +28,7 @@ from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.read.partition import Partition, PartitionState, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import HANDLE
+from penstock.tables.arrow import arrow_name
 
 
 class Phase(IntEnum):
@@ -165,7 +166,7 @@ def is_snapshot(start: Position, begin: Position | None) -> bool:
 
 def slice_options(schema: SchemaVersion) -> dict[str, Any]:
     """Return the arguments of `plan_changes` for the parts of a slice: every column, and every change."""
-    names = [column.name for column in schema.table.stored_columns]
+    names = [arrow_name(column) for column in schema.table.stored_columns]
     return {
         "columns": (*names, HANDLE),
         "coalesce": False,

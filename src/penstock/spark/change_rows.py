@@ -73,7 +73,7 @@ class ChangeRows:
 
         Changes have to be collected with `coalesce` off and `old_rows` on.
         """
-        wanted = {self._table.column(name).id for name in self._names if name not in _SYSTEM}
+        wanted = self._ids()
         stored = (
             arrow_name(column)
             for table in (*versions, self._table)
@@ -83,12 +83,16 @@ class ChangeRows:
         system = [HANDLE] if HANDLE in self._names else []
         return tuple(dict.fromkeys([*stored, *system, START_TS, UPDATE]))
 
+    def _ids(self) -> set[int]:
+        """Return the ids of the table's columns among those that are read."""
+        return {column.id for column in self._table.stored_columns if arrow_name(column) in self._names}
+
     def require_not_rewritten(self, versions: Sequence[SchemaVersion], name: str, from_ts: int) -> None:
         """Raise StaleRead when one of the columns was rewritten between two of a range's versions.
 
         Changes from before do not have the values that the column shows now.
         """
-        wanted = {self._table.column(name).id for name in self._names if name not in _SYSTEM}
+        wanted = self._ids()
         for before, after in reversed(list(pairwise(versions))):
             if any(column.id in wanted for column in rewritten_columns(before.table, after.table)):
                 raise StaleRead(
@@ -150,9 +154,10 @@ class ChangeRows:
         if not old.null_count:
             return columns
         stored = {column.id for column in version.kept_columns}
+        ids = {arrow_name(column): column.id for column in self._table.stored_columns}
         return [
             column
-            if name in _SYSTEM or self._table.column(name).id in stored
+            if name in _SYSTEM or ids[name] in stored
             else pc.if_else(old.is_valid(), column, pa.scalar(None, column.type))
             for name, column in zip(self._names, columns, strict=True)
         ]
@@ -178,12 +183,13 @@ class _Side(NamedTuple):
 
 def _names(table: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
     """Return the columns as the table spells them, without those of the feed, which always come."""
-    stored = [column.name for column in table.stored_columns]
+    stored = [arrow_name(column) for column in table.stored_columns]
     if columns is None:
         names = tuple(stored)
     else:
         own = [name for name in columns if name not in _FEED_NAMES]
-        names = tuple(name if name in _SYSTEM else table.column(name).name for name in own)
+        known = {*_SYSTEM, *stored}
+        names = tuple(name if name in known else arrow_name(table.column(name)) for name in own)
     clashes = sorted(_FEED_NAMES & {name.lower() for name in names})
     if clashes:
         raise Invalid(
@@ -193,7 +199,7 @@ def _names(table: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _keys(version: TableInfo, tombstones: pa.RecordBatch) -> list[str]:
-    return [column.name for column in version.primary_key if column.name in tombstones.schema.names]
+    return [name for name in map(arrow_name, version.primary_key) if name in tombstones.schema.names]
 
 
 def _timestamps(commits: Ints) -> pa.Array:

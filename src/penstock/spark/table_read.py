@@ -42,10 +42,11 @@ class SnapshotRead(VersionedRead[_Snapshot, "SnapshotReader"]):
     def _fix(self, columns: Sequence[str] | None) -> _Snapshot:
         from penstock.eventstore.read.snapshot import snapshot_schema
         from penstock.spark.tables import name_stale_reads
+        from penstock.tables.arrow import arrow_name
 
         with name_stale_reads(self.options.table):
             table = TableAtVersion.of(self.options, self.options.as_of_ts)
-            names = columns or [column.name for column in table.table.stored_columns]
+            names = columns or [arrow_name(column) for column in table.table.stored_columns]
             return _Snapshot(table, snapshot_schema(table.view, table.ts, names))
 
     def _reader(self, fixed: _Snapshot, schema: "StructType") -> "SnapshotReader":

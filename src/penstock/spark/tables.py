@@ -26,6 +26,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.partition import TableView
 from penstock.object_storage import StorageRef
+from penstock.tables.arrow import shown_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -259,10 +260,22 @@ class VersionedRead(ABC, Generic[F, R]):
 
 
 def spark_schema(schema: pa.Schema) -> "StructType":
-    """Return the schema that Spark declares for batches of an Arrow schema."""
+    """Return the schema that Spark declares for batches of an Arrow schema: columns have their own names.
+
+    Raises Invalid when a column of the table and a system column have one name.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(schema)
+    names = [shown_name(name) for name in schema.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise Invalid(
+                f"the table has a column {name} of its own; name one of the two in `columns`, the table's"
+                " with a space at its end"
+            )
+    return from_arrow_schema(
+        pa.schema([field.with_name(name) for name, field in zip(names, schema, strict=True)])
+    )
 
 
 def require_columns(declared: "StructType", found: pa.Schema, *, table: str) -> None:
@@ -283,6 +296,7 @@ def as_declared(batches: Iterable[pa.RecordBatch], declared: "StructType") -> It
     from pyspark.sql.pandas.types import to_arrow_schema
 
     expected = to_arrow_schema(declared, timezone="UTC")
-    for batch in batches:
-        if batch.num_rows:
+    for stored in batches:
+        if stored.num_rows:
+            batch = stored.rename_columns([shown_name(name) for name in stored.schema.names])
             yield batch if batch.schema.equals(expected) else batch.select(expected.names).cast(expected)

@@ -57,16 +57,28 @@ def arrow_type(kind: FieldType) -> pa.DataType:
     return _FIXED[kind.tp]
 
 
-_HIDDEN_NAME = "_column_{} "  # TiDB refuses names that end with a space, so no column of a user has this one
+RESERVED_NAMES = frozenset({"_handle", "_commit_ts", "_start_ts", "_update", "_object", "_offset", "_old"})
+"""Names of the columns that a scan and the event store add to those of a table."""
+
+# TiDB refuses names that end with a space, so no column of a user has one of these.
+_HIDDEN_NAME = "_column_{} "
+_ESCAPED_NAME = "{} "
 
 
 def arrow_name(column: ColumnInfo) -> str:
     """Return the name of a column in Arrow.
 
     A column that readers do not see is named by its id: TiDB's names for such columns change, and their ids
-    do not.
+    do not. A column with a reserved name has a space after it.
     """
-    return column.name if column.is_seen else _HIDDEN_NAME.format(column.id)
+    if not column.is_seen:
+        return _HIDDEN_NAME.format(column.id)
+    return _ESCAPED_NAME.format(column.name) if column.name.lower() in RESERVED_NAMES else column.name
+
+
+def shown_name(name: str) -> str:
+    """Return the name that a table gives to a column, from its name in Arrow."""
+    return name.removesuffix(" ")
 
 
 def arrow_field(column: ColumnInfo) -> pa.Field:
@@ -79,5 +91,10 @@ def arrow_field(column: ColumnInfo) -> pa.Field:
 
 
 def arrow_schema(table: TableInfo) -> pa.Schema:
-    """Return the Arrow schema of a table's rows: every stored, visible column in order."""
+    """Return the Arrow schema of a table's rows: every stored, visible column in order, by its own name."""
+    return pa.schema([arrow_field(column).with_name(column.name) for column in table.stored_columns])
+
+
+def scan_schema(table: TableInfo) -> pa.Schema:
+    """Return the same with the names that columns have beside system columns."""
     return pa.schema([arrow_field(column) for column in table.stored_columns])

@@ -121,10 +121,11 @@ def scan_of(cluster: ClusterRef, place: TablePlace, ts: int, columns: Sequence[s
     if not table.is_base_table:
         raise Invalid(f"{place.database.name}.{table.name} is a {table.kind} and has no rows; scan a table")
     if columns is None:
-        return KvScan(cluster, table, ts, tuple(column.name for column in table.stored_columns))
+        return KvScan(cluster, table, ts, tuple(arrow_name(column) for column in table.stored_columns))
     if not columns:
         raise Invalid(f"no column of {place.database.name}.{table.name} is requested; name at least one")
-    names = [name if name == HANDLE_COLUMN else table.column(name).name for name in columns]
+    stored = {HANDLE_COLUMN, *(arrow_name(column) for column in table.stored_columns)}
+    names = [name if name in stored else arrow_name(table.column(name)) for name in columns]
     return KvScan(cluster, table, ts, tuple(dict.fromkeys(names)))
 
 

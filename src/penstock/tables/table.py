@@ -203,7 +203,8 @@ def _batch(
     table: TableInfo, page: list[tuple[bytes, bytes]], columns: list[str] | None, *, row_ids: bool
 ) -> pa.RecordBatch:
     keys = pa.array([key for key, _ in page], pa.binary())
-    batch, _ = hide(decode_rows(table, keys, pa.array([value for _, value in page], pa.binary())))
+    rows, _ = hide(decode_rows(table, keys, pa.array([value for _, value in page], pa.binary())))
+    batch = rows.rename_columns([column.name for column in table.stored_columns])
     if columns is not None:
         batch = batch.select(columns)
     return batch.append_column(ROWID_COLUMN, int_handles(keys)) if row_ids else batch

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyarrow import flight
 
+from penstock.changes import collect_changes
 from penstock.clock import SYSTEM, TS_MAX
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
@@ -32,6 +33,7 @@ from penstock.sources import KeySpan, SubscriptionClient
 from penstock.store.cdc.scan import IncrementalScan
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog
+from penstock.tables.columns import Tp
 from penstock.tables.keys import record_range
 from penstock.tables.meta import table_key
 from support.capture import CaptureProcess
@@ -277,23 +279,39 @@ async def test_two_captures_of_one_name_are_refused(tmp_path: Path) -> None:
             await b.capture("a", data="elsewhere")
 
 
-async def test_only_wanted_tables_are_captured_and_reserved_names_left_out(tmp_path: Path) -> None:
+async def add_geometry(b: Bench) -> None:
+    """Give a table a column whose type has no Arrow form."""
+    await b.do(b.db.add_column, "shop.t", "place", "int")
+    await b.do(put_description, b.client, "shop.t", lambda tree: with_type(tree, "place", Tp.GEOMETRY))
+
+
+async def test_only_wanted_tables_are_captured_and_columns_with_reserved_names_are(tmp_path: Path) -> None:
+    names = ("_handle", "_Commit_ts", "_start_ts", "_update", "_object", "_offset", "_old")
     async with bench(tmp_path) as b:
         wanted = (await b.do(b.db.create_table, "shop.orders", COLUMNS)).id
         await b.do(b.db.create_table, "shop.other", COLUMNS)
-        odd = (await b.do(b.db.create_table, "shop.odd", [*COLUMNS, ("_old", "int")])).id
-        await b.insert("shop.odd", [{"id": 1, "name": "x", "_old": 1}])
+        columns = [("_offset", "bigint primary key"), *((name, "int") for name in names if name != "_offset")]
+        odd = (await b.do(b.db.create_table, "shop.odd", columns)).id
+        await b.insert("shop.odd", [dict.fromkeys(names, 1)])
         capture = await b.capture(tables=("shop.o[rd]*",))
-        assert capture.tables == {wanted}
-        assert not b.storage.names(paths.table_root(odd))
-        await b.do(b.db.drop_column, "shop.odd", "_old")
-        await until(lambda: capture.tables == {wanted, odd})
+        assert capture.tables == {wanted, odd}
+        from_ts = await b.flushed(odd)
+        changed = {**dict.fromkeys(names, 1), "_old": 2, "_handle": None}
+        await b.do(lambda: b.db.table("shop.odd").upsert([changed]))
         ts = await b.flushed(odd)
-        assert [row["id"] for row in replay_objects(b.storage, odd, ts).values()] == [1]
+        view = await b.do(find_table, StorageRef(f"file://{tmp_path}/events"), "shop.odd")
+        (row,) = [row for batch in read_snapshot(view, ts) for row in batch.to_pylist()]
+        assert {name: row[f"{name} "] for name in names} == changed
+        with collect_changes(view, from_ts, ts, old_rows=True) as handle:
+            (batch,) = handle
+        (ended,) = batch.tombstones.to_pylist()
+        assert ended["_offset "] == 1
+        assert ended["_old"] == {f"{name} ": 1 for name in names}
+        assert batch.data.to_pylist()[0]["_old "] == 2
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_a_reserved_column_costs_its_table_alone_until_it_is_dropped(
+async def test_a_column_that_cannot_be_kept_costs_its_table_alone_until_it_is_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, restart: bool
 ) -> None:
     async with bench(tmp_path) as b:
@@ -305,8 +323,8 @@ async def test_a_reserved_column_costs_its_table_alone_until_it_is_dropped(
         await until(lambda: capture.store.readable_ts(table_id) >= before)
         if restart:
             await capture.stop(flush=False)
-        await b.do(b.db.add_column, "shop.t", "_offset", "int")
-        await b.insert("shop.t", [{"id": 2, "name": "meanwhile", "_offset": 3}])
+        await add_geometry(b)
+        await b.insert("shop.t", [{"id": 2, "name": "meanwhile"}])
         meanwhile = await b.do(b.client.timestamp)
         if restart:
             capture = await b.capture()
@@ -316,7 +334,7 @@ async def test_a_reserved_column_costs_its_table_alone_until_it_is_dropped(
         assert before <= load(b.storage, paths.table_root(table_id)).flushed_ts < meanwhile
         assert told(caplog).count("table left out") == 1
         assert not capture.failed.done()
-        await b.do(b.db.drop_column, "shop.t", "_offset")
+        await b.do(b.db.drop_column, "shop.t", "place")
         await until(lambda: capture.tables == {table_id, other})
         await b.insert("shop.t", [{"id": 3, "name": "after"}])
         ts = await b.flushed(table_id)
@@ -374,13 +392,13 @@ async def test_views_and_unreadable_tables_cost_no_other_table(
         assert sorted(row["id"] for row in replay_objects(b.storage, odd, ts).values()) == [1, 2]
 
 
-async def test_a_table_dropped_with_a_reserved_column_ends(tmp_path: Path) -> None:
+async def test_a_table_dropped_with_a_column_that_cannot_be_kept_ends(tmp_path: Path) -> None:
     ref = StorageRef(f"file://{tmp_path}/events")
     async with bench(tmp_path) as b:
         table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
         capture = await b.capture()
         ts = await b.flushed(table_id)
-        await b.do(b.db.add_column, "shop.t", "_offset", "int")
+        await add_geometry(b)
         await until(lambda: capture.tables == set())
         assert await b.do(list_tables, ref) == ["shop.t"]
         await b.do(b.db.drop_table, "shop.t")

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_history import META_RANGE, SchemaHistory
+from penstock.tables.columns import Tp
 from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key, meta_string_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field
@@ -183,10 +184,18 @@ def test_a_table_exchanged_with_a_partition_lives_on_in_its_new_place(order: int
     assert versions(made, 71, 0, 50) == [(10, 1), (20, 1)]
 
 
+def with_geometry(table: TableInfo) -> TableInfo:
+    """Return a table whose last column has a type without an Arrow form."""
+    last = table.columns[-1]
+    return replace(
+        table, columns=(*table.columns[:-1], replace(last, type=replace(last.type, tp=Tp.GEOMETRY)))
+    )
+
+
 def test_a_version_that_cannot_be_kept_holds_its_table_back_until_one_follows_that_can() -> None:
-    kept, reserved = a_table(7, "a"), a_table(7, "a", "_old")
+    kept, odd = a_table(7, "a"), with_geometry(a_table(7, "a", "b"))
     made = history(
-        described(10, kept), described(20, reserved), described(30, reserved), described(11, a_table(8)),
+        described(10, kept), described(20, odd), described(30, odd), described(11, a_table(8)),
         described(200, kept), resolved_ts=100,
     )  # fmt: skip
     assert (made.storable_ts(7), made.storable_ts(8)) == (19, 100)
@@ -198,13 +207,9 @@ def test_a_version_that_cannot_be_kept_holds_its_table_back_until_one_follows_th
 
 
 def test_a_column_that_gets_another_name_has_it_from_when_it_could_not_be_kept() -> None:
-    reserved = replace(a_table(7, "a", "_old"), name="before")
-    columns = (*reserved.columns[:2], replace(reserved.columns[2], name="b"))
-    made = history(
-        described(10, a_table(7, "a")),
-        described(20, reserved),
-        described(30, replace(reserved, name="after", columns=columns)),
-    )
+    plain = replace(a_table(7, "a", "b"), name="after")
+    odd = with_geometry(replace(a_table(7, "a", "odd"), name="before"))
+    made = history(described(10, a_table(7, "a")), described(20, odd), described(30, plain))
     found = made.versions(7, 0, 25)
     assert [(each.since_ts, each.version, each.table.name) for each in found] == [
         (10, 10, "t"),

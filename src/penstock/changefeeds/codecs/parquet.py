@@ -62,7 +62,8 @@ class ParquetRows:
                 f"table {schema.name} has a column {min(taken)}, which Parquet files use; leave the column"
                 " out"
             )
-        self.schema = pa.schema([*(arrow_field(column) for column in columns), *_CHANGE_FIELDS])
+        fields = (arrow_field(column).with_name(column.name) for column in columns)
+        self.schema = pa.schema([*fields, *_CHANGE_FIELDS])
 
     def rows(self, changes: RowChanges) -> tuple[pa.RecordBatch, Ints]:
         """Return the rows, and how many each change has: an update has two, first the row before it."""

@@ -21,7 +21,7 @@ from penstock.changes import ChangeBatch
 from penstock.columnar.text_lines import Ints, content, truths
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD
 from penstock.follow.slices import Phase, Position
-from penstock.tables.arrow import arrow_schema
+from penstock.tables.arrow import arrow_name, arrow_schema
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import TableInfo
 
@@ -163,7 +163,8 @@ class Pairing:
         ends = pa.concat_batches([batch.tombstones for batch in batches])
         begins = pa.concat_batches([batch.data for batch in batches])
         old, known = self._old(ends)
-        new = begins.select(self.reads)
+        # From here on columns have the names of the table: rows have no system columns beside them.
+        new = begins.select(self._stored).rename_columns(self.reads)
         sides = _Sides(
             commits=np.concatenate([_commits(ends), _commits(begins, snapshot_ts)]),
             handles=pa.concat_arrays([ends.column(HANDLE), begins.column(HANDLE)]),
@@ -186,11 +187,16 @@ class Pairing:
         held = ends.column(OLD)
         found = dict(zip((field.name for field in held.type), held.flatten(), strict=True))
         if held.null_count:
-            keys = [column.name for column in self.table.primary_key]
+            keys = map(arrow_name, self.table.primary_key)
             found |= {name: ends.column(name) for name in keys if name in ends.schema.names}
         return pa.RecordBatch.from_arrays(
-            [found[name] for name in self.reads], schema=self._schema
+            [found[name] for name in self._stored], schema=self._schema
         ), np.asarray(held.is_valid())
+
+    @property
+    def _stored(self) -> list[str]:
+        """The names that the columns to read have in changes."""
+        return [arrow_name(self.table.column(name)) for name in self.reads]
 
     @property
     def _schema(self) -> pa.Schema:

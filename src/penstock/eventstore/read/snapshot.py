@@ -38,6 +38,7 @@ from penstock.eventstore.read.partition import (
 from penstock.eventstore.schema_version import Projection, schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, UPDATE
 from penstock.object_storage import ObjectStorage
+from penstock.tables.arrow import arrow_name
 from penstock.tables.impossible_dates import hide
 from penstock.tables.schema import TableInfo
 
@@ -208,9 +209,11 @@ def _states(table: TableView, ts: int) -> list[PartitionState]:
 
 def _names(table: TableInfo, columns: Sequence[str] | None) -> tuple[str, ...]:
     """Return the columns as the table spells them."""
+    names = [arrow_name(column) for column in table.stored_columns]
     if columns is None:
-        return (*(column.name for column in table.stored_columns), COMMIT_TS)
-    return tuple(name if name in _SYSTEM else table.column(name).name for name in columns)
+        return (*names, COMMIT_TS)
+    known = {*names, *_SYSTEM}
+    return tuple(name if name in known else arrow_name(table.column(name)) for name in columns)
 
 
 def _plan_whole(

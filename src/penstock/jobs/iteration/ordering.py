@@ -19,7 +19,9 @@ from penstock.changes.columns import key_names
 from penstock.columnar.spill_queue import SPOOL_BYTES, SpillTable
 from penstock.eventstore.schema_version import Projection, SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
+from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.schema_changes import check_keys
+from penstock.tables.arrow import shown_name
 from penstock.tables.schema import TableInfo
 
 
@@ -59,12 +61,20 @@ class _Sides(NamedTuple):
 class BatchProjection:
     """Makes batches with `columns`, which include the key's.
 
-    A column that was added later has its default in older rows; a dropped column is left out.
+    A column that was added later has its default in older rows; a dropped column is left out. Raises
+    SchemaRefused for a column with a reserved name.
     """
 
     def __init__(self, schema: SchemaVersion, columns: Iterable[str]) -> None:
         self._table = schema.table
         self._inserts = [*columns, COMMIT_TS]
+        for name in self._inserts:
+            if name != shown_name(name):
+                raise SchemaRefused(
+                    f"column {shown_name(name)} of table {schema.table.name} has a name that changes use;"
+                    " select other columns for the job with --column, or rename it if it is part of the"
+                    " primary key"
+                )
         self._deletes = [*key_names(schema.table), COMMIT_TS]
         self._known: dict[int, _Sides] = {}
         self._now = self._sides(self._table)
