@@ -20,6 +20,7 @@ from penstock.columnar.row_hash import Digest, Hashes, hash_text, hashes_of
 from penstock.columnar.sorted_spill import HashedSpill
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import Projection
+from penstock.tables.arrow import arrow_name
 from penstock.tables.schema import TableInfo
 from penstock.verify.compare import SAMPLE_MAX, Counts, Pairs, Tally, merge_samples
 
@@ -178,30 +179,29 @@ class Shape:
 
     @property
     def keys(self) -> list[str]:
-        """The columns of the primary key; empty when the table has none."""
-        return [column.name for column in self.table.primary_key]
+        """The columns of the primary key, as Arrow has them; empty when the table has none."""
+        return [arrow_name(column) for column in self.table.primary_key]
 
     def hashes(self, rows: pa.RecordBatch, version: TableInfo) -> HashedRows:
         """Return the hashes of rows of a version, as they read in the last version.
 
         Raises Invalid when the version has another key, Corrupt when a value does not fit.
         """
-        projected = self._projection(version).apply(rows)
-        whole = hashes_of(projected, self.names)
+        projected = self._projection(version).apply(_with_arrow_names(rows, version))
+        whole = hashes_of(projected, projected.schema.names)
         return HashedRows(hashes_of(projected, self.keys) if self.keys else whole, whole)
 
     def key_hashes(self, rows: pa.RecordBatch, version: TableInfo) -> Hashes:
         """Return the hashes of the keys alone; rows need no other columns."""
         self._check_key(version)
         projection = Projection(version, self.table, self.keys, impossible_dates=True)
-        return hashes_of(projection.apply(rows), self.keys)
+        return hashes_of(projection.apply(_with_arrow_names(rows, version)), self.keys)
 
     def _projection(self, version: TableInfo) -> Projection:
         if id(version) not in self._projections:
             self._check_key(version)
-            self._projections[id(version)] = Projection(
-                version, self.table, self.names, impossible_dates=True
-            )
+            names = [arrow_name(self.table.column(name)) for name in self.names]
+            self._projections[id(version)] = Projection(version, self.table, names, impossible_dates=True)
             self._versions.append(version)
         return self._projections[id(version)]
 
@@ -211,6 +211,11 @@ class Shape:
             raise Invalid(
                 f"table {self.table.name} had another primary key before; its rows cannot be compared"
             )
+
+
+def _with_arrow_names(rows: pa.RecordBatch, version: TableInfo) -> pa.RecordBatch:
+    """Return rows of files, which have the table's names, with the names that projections read."""
+    return rows.rename_columns([arrow_name(version.column(name)) for name in rows.schema.names])
 
 
 _TABLE, _KEY, _ROW, _ORDER, _KIND = "table", "key", "row", "order", "kind"

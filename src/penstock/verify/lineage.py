@@ -23,6 +23,7 @@ from penstock.changefeeds.directory.reader import Ddl, TableVersion
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables.arrow import arrow_name
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.schema import TableInfo
 
@@ -195,12 +196,14 @@ class SourceRows:
         """The columns that the files have."""
         self._encoder = encoder_of(schema, encoding)
         filtered = () if self._filter is None else self._filter.columns
-        self.reads = [
-            column.name
+        needed = [
+            column
             for column in schema.table.stored_columns
             if column.name in self.names or column.name in filtered
         ]
-        """The columns that `read` needs: those of the files, and those of the row filter."""
+        self.reads = [arrow_name(column) for column in needed]
+        """The columns that `read` needs, as Arrow has them: those of the files, and of the row filter."""
+        self._needed = [column.name for column in needed]
         self.table: TableInfo = SchemaFile.of(schema, 0, columns=self.names).table_info()
         """The table as a schema file describes it."""
 
@@ -211,7 +214,7 @@ class SourceRows:
                 yield from self._encode_and_decode(self._filter_rows(batch.slice(start, _ROWS)), at_ts)
 
     def _filter_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rows = batch.select(self.reads)
+        rows = batch.select(self.reads).rename_columns(self._needed)
         if self._filter is not None:
             rows = rows.filter(pa.array(self._filter.keeps(rows)))
         return rows.select(self.names)

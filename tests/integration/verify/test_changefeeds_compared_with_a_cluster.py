@@ -28,6 +28,7 @@ from penstock.settings import parse_changefeed
 from support.jobworld import JobWorld, job_world
 
 ITEMS, NOTES, LABELS = "shop.items", "shop.notes", "shop.labels"
+OURS = "shop.ours"  # its columns have names that changes use
 ROWS = 60
 SPEED = {"flush-interval": "1s", "file-size": "65536", "date-separator": "none"}
 NOW = VerifyOptions(at="now", timeout="60s")
@@ -129,11 +130,15 @@ async def test_what_changefeeds_wrote_is_compared_and_every_damage_found(tmp_pat
         await world.insert(ITEMS, *({"id": n, "name": f'"{n}", naïve\n', "price": n} for n in range(ROWS)))
         await world.insert(NOTES, {"text": "one"}, {"text": "one"}, {"text": "two"})
         await world.insert(LABELS, {"label": "a", "n": 1}, {"label": "b", "n": 2})
+        await world.create(OURS, [("_handle", "bigint primary key"), ("_old", "int")])
+        await world.insert(OURS, {"_handle": 1, "_old": 10}, {"_handle": 2, "_old": 20})
         await create_feeds(world, tmp_path)
         async with reached(world) as deployment, feeds_running(world):
             await world.upsert(LABELS, {"label": "a ", "n": 3})  # the key that readers have, the same handle
             await world.upsert(ITEMS, *({"id": n, "name": None, "price": n + 1} for n in range(10)))
             await world.delete(ITEMS, 20, 21)
+            await world.upsert(OURS, {"_handle": 1, "_old": 11})
+            await world.delete(OURS, 2)
             await world.do(world.db.add_column, ITEMS, "tag", "varchar(9) not null default 'none'")
             await world.insert(ITEMS, {"id": 100, "name": "new", "price": 7, "tag": "x"})
             await world.do(world.db.rename_table, NOTES, "shop.remarks")
@@ -153,6 +158,8 @@ async def test_what_changefeeds_wrote_is_compared_and_every_damage_found(tmp_pat
         later = of_items(reports["later"])
         assert (later["compared"], later["keys_seen"], later["source_rows"]) == ("changes only", 16, 14)
         assert later["note"] == "changes only: 16 keys seen are compared"
+        ours = [each for each in reports["commas"].details()["tables"] if each["table"] == OURS]
+        assert [(each["source_rows"], each["target_rows"]) for each in ours] == [(1, 1)]
         remarks = [each for each in reports["events"].details()["tables"] if each["table"] == "shop.remarks"]
         assert [(each["source_rows"], each["target_rows"]) for each in remarks] == [(4, 4)]
         config = tmp_path / "penstock.yaml"
