@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 DATABASES = ["shop.*", "d?.*"]
 
 
-SCRIPT_NAMES = ["simple", "statements", "types", "keys", "partitions", "columns", "tables"]
+SCRIPT_NAMES = ["simple", "statements", "types", "keys", "partitions", "columns", "tables", "reserved"]
 
 
 @pytest.mark.parametrize("script", SCRIPT_NAMES)
