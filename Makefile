@@ -27,7 +27,7 @@ SOAK ?= 1
 soak: setup # campaigns in their whole length: properties, simulations, processes that are killed
 	@PENSTOCK_SOAK=$(SOAK) $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --timeout 3600 \
 		tests/properties tests/simulation tests/integration/changefeeds/endtoend \
-		tests/integration/eventstore/test_killed_at_any_moment.py \
+		tests/integration/eventstore/test_killed_at_any_moment.py tests/integration/tidb_history \
 		tests/integration/jobs/test_killed_runners.py tests/integration/jobs/test_killed_first_syncs.py
 
 JUDGES := build/judges

@@ -1,0 +1,186 @@
+"""Jobs over a recorded history of TiDB: Parquet copies and copies in the cluster are TiDB's tables."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock import eventloop
+from penstock.consumers.lake.parquet import live_files
+from penstock.errors import Invalid
+from penstock.follow.follower import ScanFollower
+from penstock.jobs.api import Jobs
+from penstock.jobs.freshness import FreshnessReader
+from penstock.jobs.job import Job, JobId, JobState
+from penstock.jobs.spec import JobSpec
+from penstock.tables.keys import meta_string_key
+from penstock.tables.meta import NEXT_GLOBAL_ID, SCHEMA_VERSION
+from support.campaign import length
+from support.historyworld import DEADLINE_S, HistoryWorld, until
+from support.jobworld import JobWorld
+from support.tidb_history import PointTable
+from support.tidb_text import expected_rows
+
+pytestmark = pytest.mark.timeout(1800)
+
+COPIES = "copies"
+KINDS = ("parquet", "kv")
+FAR_AWAY = 1_000_000
+
+
+class Copies:
+    """Jobs of every table, which are registered when a table comes and rebuilt when a DDL stops them."""
+
+    def __init__(self, world: HistoryWorld, source: ScanFollower) -> None:
+        self._world = world
+        self._jobs = Jobs(world.client)
+        self._freshness = FreshnessReader(self._jobs.get_job, source, world.settings.jobs)
+        self.rebuilt: set[str] = set()
+
+    def follow(self, tables: list[PointTable], ts: int) -> None:
+        """Have jobs of these tables, and wait until all targets have everything up to a timestamp."""
+        known = {(job.id.table_name, job.id.job): job for job in self._jobs.get_jobs()}
+        for table in tables:
+            table_id = self._world.db.table_info(table.name, at_ts=ts).id
+            for kind in kinds_of(table):
+                job = known.get((table.name, kind))
+                if job is None or job.key.table_id != table_id:
+                    self.register(table, kind, table_id)
+        for table in tables:
+            for kind in kinds_of(table):
+                self._wait(job_id(table, kind), ts)
+
+    def register(self, table: PointTable, kind: str, table_id: int) -> None:
+        """Register a job of a table, in place of the one before."""
+        options = {"uri": f"file://{self._world.folder}/{COPIES}/{table_id}"}
+        if kind == "kv":
+            options = {"table": f"{COPIES}.t{table_id}"}
+        consumer = {"consumer": kind, "options": options}
+        spec = JobSpec.parse({"trigger": {"job_type": "greedy"}, "detail": {"consumer": consumer}})
+        with self._world.client.begin() as txn:
+            self._jobs.unregister_job(txn, job_id(table, kind))
+        with self._world.client.begin() as txn:
+            assert self._jobs.register_job(txn, job_id(table, kind), spec)
+
+    def _wait(self, job: JobId, ts: int) -> None:
+        try:
+            eventloop.run(self._freshness.wait_for(job, ts, timeout_s=DEADLINE_S))
+        except Invalid:
+            stopped = self._jobs.get_job(job)
+            assert stopped.state is JobState.ERROR
+            assert stopped.status.error_code == 10001, f"{job} stopped: {stopped.status}"
+            self.rebuilt.add(str(job))
+            with self._world.client.begin() as txn:
+                self._jobs.rebuild_job(txn, job)
+            eventloop.run(self._freshness.wait_for(job, ts, timeout_s=DEADLINE_S))
+
+    def job(self, table: PointTable, kind: str) -> Job:
+        return self._jobs.get_job(job_id(table, kind))
+
+    def read_parquet(self, table: PointTable, _ts: int) -> pa.Table:
+        """Read the Parquet copy as others read it."""
+        _, urls = live_files(self.job(table, "parquet").spec.detail.consumer.options["uri"])
+        parts = [pq.read_table(url.removeprefix("file://")) for url in urls]
+        if not parts:
+            return self._world.read_cluster(table, _ts).slice(0, 0)
+        return pa.concat_tables(parts).select(list(table.stored_columns))
+
+    def read_kv(self, table: PointTable, _ts: int) -> pa.Table:
+        """Read the copy in the cluster."""
+        found = self._world.db.table(self.job(table, "kv").spec.detail.consumer.options["table"]).to_arrow()
+        return found.select(list(table.stored_columns))
+
+
+def kinds_of(table: PointTable) -> list[str]:
+    """Jobs have NULL for a date that no calendar has, which a NOT NULL column of a kv copy refuses."""
+    return [kind for kind in KINDS if kind != "kv" or not needs_odd_dates(table)]
+
+
+def needs_odd_dates(table: PointTable) -> bool:
+    for place, name in enumerate(table.columns):
+        if name in table.not_null_columns and table.types[place].startswith(("date", "timestamp")):
+            shown = expected_rows(table, [name])
+            if any(row[0] is None for row in shown):
+                return True
+    return False
+
+
+def job_id(table: PointTable, kind: str) -> JobId:
+    database, _, name = table.name.partition(".")
+    return JobId(database, name, kind)
+
+
+def make_room(world: HistoryWorld) -> None:
+    """Let our own tables have ids and versions that the record does not use."""
+    with world.client.begin() as txn:
+        for nth, key in enumerate((NEXT_GLOBAL_ID, SCHEMA_VERSION)):
+            number = FAR_AWAY * (len(world.points) + nth)
+            txn.put(meta_string_key(key), str(number).encode())
+
+
+@contextmanager
+def running(world: HistoryWorld) -> Iterator[Copies]:
+    assert world.capture is not None
+    client = world.replay_state.client
+    source = eventloop.run(ScanFollower.connect(world.settings, client))
+    jobs = JobWorld(
+        settings=world.settings,
+        async_client=client,
+        client=world.client,
+        db=world.db,
+        source=source,
+        jobs=Jobs(world.client),
+        capture=world.capture,
+    )
+    runner = jobs.running()
+    eventloop.run(runner.__aenter__())
+    try:
+        yield Copies(world, source)
+    finally:
+        eventloop.run(runner.__aexit__(None, None, None))
+        eventloop.run(source.__aexit__(None, None, None))
+
+
+def world_of_jobs(folder: Path) -> HistoryWorld:
+    jobs = {"data": folder / "jobs", "interval_s": 0.3, "greedy_interval_s": 0.05, "backoff_s": 0.05}
+    return HistoryWorld(folder, jobs=jobs)
+
+
+def test_copies_are_tidbs_tables_at_the_points(tmp_path: Path) -> None:
+    with world_of_jobs(tmp_path) as world:
+        first, *points = world.record.points
+        # The points behind it cost minutes of a processor: `make soak` goes on to the end of the record.
+        points = points if length(0, 1) else points[:1]
+        world.start_capture()
+        world.replay(first)
+        make_room(world)
+        world.db.create_database(COPIES)
+        with running(world) as copies:
+            for point in points:
+                ts = world.replay(point)
+                make_room(world)
+                world.catch_up()
+                tables = world.comparable(point)
+                copies.follow(tables, ts)
+                for kind, read in (("parquet", copies.read_parquet), ("kv", copies.read_kv)):
+                    chosen = {table.name: table for table in tables if kind in kinds_of(table)}
+                    assert world.compare(read, [(replace(point, tables=chosen), ts)]) == []
+
+
+def test_a_kv_copy_stops_at_a_date_that_no_calendar_has_where_null_is_not_allowed(tmp_path: Path) -> None:
+    with world_of_jobs(tmp_path) as world:
+        point = world.record.points[1]
+        world.start_capture()
+        ts = world.replay(point)
+        make_room(world)
+        world.db.create_database(COPIES)
+        table = point.tables["d1.datepk"]
+        assert needs_odd_dates(table)
+        with running(world) as copies:
+            copies.register(table, "kv", world.db.table_info(table.name, at_ts=ts).id)
+            until(lambda: copies.job(table, "kv").state is JobState.ERROR, "the job does not stop")
+            assert "column d is NOT NULL" in str(copies.job(table, "kv").status)
