@@ -7,9 +7,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from penstock import eventloop
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("penstock", deadline=None)
+hypothesis.settings.load_profile("penstock")
 
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES_MIN = 8 << 30

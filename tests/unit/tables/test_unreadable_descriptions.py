@@ -52,10 +52,15 @@ def test_damage_is_a_reason_and_no_error(value: bytes, reason: str) -> None:
     assert table.physical_ids == (7,)
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
-    st.sampled_from(["id", "name", "cols", "index_info", "partition", "enable", "definitions", "O", "view"]),
-    inner,
-)))  # fmt: skip
+MEMBERS = ["id", "name", "cols", "index_info", "partition", "enable", "definitions", "O", "view"]
+TREES = st.recursive(
+    st.none() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(MEMBERS), inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(TREES)
 def test_no_json_at_all_raises(tree: Any) -> None:
     table = TableInfo.describe(7, tree)
     assert table.id == 7

@@ -102,15 +102,19 @@ def take_over(options: SinkOptions) -> None:
 
 
 def check_a_late_writer_takes_nothing_back(
-    folder: Path, options: SinkOptions, moment: Moment, *, blocks: bool
+    folder: Path, options: SinkOptions, moment: Moment, *, blocks: pytest.MonkeyPatch | None = None
 ) -> None:
+    """Stop a writer, let another take over, and continue the first; with `blocks` it stops with the lock."""
     storage = options.target.open()
     write(options, 1)
     RemoteFiles(storage, options).write_checkpoint(20)
     with stopped(folder, options, moment) as writer:
         if blocks:  # it stands still with the directory's lock: nothing goes back because nobody goes on
-            with pytest.raises(Unavailable, match=f"process {writer.pid} of .* holds its lock"):
-                take_over(options)
+            held = f"process {writer.pid} of .* holds its lock"
+            with blocks.context() as patched:
+                patched.setattr("penstock.object_storage._LOCK_WAIT_S", 0.3)
+                with pytest.raises(Unavailable, match=held):
+                    take_over(options)
             go_on(writer)
         take_over(options)
         assert published(storage) == (b"CDC000004.json\n", 50)
@@ -125,7 +129,7 @@ def check_a_late_writer_takes_nothing_back(
 def test_a_writer_that_was_stopped_takes_nothing_back_on_object_storage(
     tmp_path: Path, s3_options: SinkOptions, moment: Moment
 ) -> None:
-    check_a_late_writer_takes_nothing_back(tmp_path, s3_options, moment, blocks=False)
+    check_a_late_writer_takes_nothing_back(tmp_path, s3_options, moment)
 
 
 @pytest.fixture(params=["s3", "file"])
@@ -160,12 +164,11 @@ def test_a_writer_that_was_stopped_before_its_file_comes_too_late(
 
 def test_a_writer_that_was_stopped_takes_nothing_back_in_a_directory(tmp_path: Path) -> None:
     options = parse_sink_uri(f"file://{tmp_path}/out?protocol=canal-json")
-    check_a_late_writer_takes_nothing_back(tmp_path, options, "data written", blocks=False)
+    check_a_late_writer_takes_nothing_back(tmp_path, options, "data written")
 
 
 def test_a_writer_that_stands_still_with_the_lock_of_a_directory_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.object_storage._LOCK_WAIT_S", 0.3)
     options = parse_sink_uri(f"file://{tmp_path}/out?protocol=canal-json")
-    check_a_late_writer_takes_nothing_back(tmp_path, options, "checkpoint read", blocks=True)
+    check_a_late_writer_takes_nothing_back(tmp_path, options, "checkpoint read", blocks=monkeypatch)
