@@ -166,7 +166,9 @@ def _date(value: Any, _: list[int]) -> str:
 
 def _moment(value: Any, sizes: list[int]) -> str:
     if not isinstance(value, datetime):
-        return str(value)
+        # A reader that has text for a date that no calendar has does not know the digits of the column.
+        seconds, _, fraction = str(value).partition(".")
+        return seconds + _fraction(int(fraction.ljust(6, "0")), sizes)
     seconds = value.replace(tzinfo=None).isoformat(sep=" ", timespec="seconds")
     return seconds + _fraction(value.microsecond, sizes)
 

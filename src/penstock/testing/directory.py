@@ -19,6 +19,7 @@ from penstock.object_storage import ObjectStorage
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.define import with_origin_default
+from penstock.tables.impossible_dates import to_pylist
 from penstock.tables.records import origin_cell
 from penstock.tables.schema import TableInfo
 from penstock.tables.values import from_cell
@@ -148,7 +149,7 @@ def _check_whole(path: str, stamps: list[int], commits: dict[int, str]) -> None:
 def _check_once(path: str, changes: list[DecodedChanges], table: TableInfo, seen: dict[Change, str]) -> None:
     names = [column.name for column in table.primary_key]
     for decoded in changes if names else ():
-        keys = [decoded.rows.column(name).to_pylist() for name in names]
+        keys = [to_pylist(decoded.rows.column(name)) for name in names]
         stamps = decoded.commit_ts.to_pylist()
         for change in zip(stamps, decoded.ops.to_pylist(), *keys, strict=True):
             if change[0] is not None and change in seen:
@@ -316,10 +317,15 @@ def _count(rows: dict[Key, Row], row: Row) -> int:
 def _reshape(rows: dict[Key, Row], old: TableInfo, new: TableInfo) -> dict[Key, Row]:
     """Return the rows of an old schema as they read in a new one."""
     kept = {column.name for column in old.stored_columns}
-    added = {column.name: _default(column) for column in new.stored_columns if column.name not in kept}
     names = [column.name for column in new.stored_columns]
     if kept == set(names):
         return rows
+    filled = set[str]().union(*rows.values())  # `redo` may have values of a new column, such as the time
+    added = {
+        column.name: _default(column)
+        for column in new.stored_columns
+        if rows and column.name not in kept | filled
+    }
     reshaped = [{name: row[name] if name in row else added[name] for name in names} for row in rows.values()]
     return _by_key(new, reshaped)
 

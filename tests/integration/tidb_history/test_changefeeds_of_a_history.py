@@ -1,0 +1,167 @@
+"""Changefeeds over a recorded history of TiDB: a consumer of a directory has TiDB's tables at every point."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock import eventloop
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.codecs.options import CsvOptions
+from penstock.changefeeds.directory.reader import Ddl
+from penstock.changefeeds.engines.engine import SinkEngine
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.engines.sized import sized_engine
+from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
+from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, decode_checkpoint
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
+from penstock.changefeeds.store import ChangefeedStore
+from penstock.follow.ddl_events import OtherAction
+from penstock.object_storage import open_storage
+from penstock.tables.ddl_jobs import DdlAction
+from penstock.testing.directory import Replica, Row
+from support.campaign import length
+from support.historyworld import HistoryWorld, until
+from support.tidb_history import Point, PointTable, load_record
+from support.tidb_text import compare_text, to_text
+
+pytestmark = pytest.mark.timeout(1800)
+
+CSV = "protocol=csv&include-commit-ts=true&output-old-value=true"
+FEEDS = {
+    "canal": ("protocol=canal-json&enable-tidb-extension=true", FileOptions(protocol="canal-json")),
+    "csv": (CSV, FileOptions(protocol="csv", csv=CsvOptions(include_commit_ts=True, output_old_value=True))),
+}
+ACROSS_TABLES = {OtherAction.EXCHANGE_PARTITION, OtherAction.RENAME_TABLES}
+MULTI_SCHEMA_CHANGE = 61
+REWRITING = {
+    DdlAction.MODIFY_COLUMN,
+    OtherAction.DROP_PARTITION,
+    OtherAction.TRUNCATE_PARTITION,
+    MULTI_SCHEMA_CHANGE,
+    *ACROSS_TABLES,
+}
+"""Actions after which a database has other rows that no change says: it runs the statement itself."""
+
+
+class Consumer:
+    """Follows the directory of a changefeed; where a DDL changes rows, it asks the cluster for the result."""
+
+    def __init__(self, world: HistoryWorld, feed: str) -> None:
+        self._world = world
+        self._storage = open_storage(f"file://{world.folder}/{feed}")
+        self.name = feed
+        self.replica = Replica(self._storage, files=FEEDS[feed][1], redo=self._run_statement)
+
+    def _run_statement(self, ddl: Ddl, rows: list[Row]) -> list[Row]:
+        if not self._rewrites(ddl):
+            return rows
+        table = self._world.db.table(ddl.name, at_ts=ddl.version)
+        found: list[Row] = table.to_arrow(at_ts=ddl.version).to_pylist()
+        return [keep_dates(row, rows) for row in found]
+
+    def _rewrites(self, ddl: Ddl) -> bool:
+        if not ddl.query:
+            return self._is_across(ddl.version)
+        if ddl.type == DdlAction.ADD_COLUMN:
+            return "CURRENT_TIMESTAMP" in ddl.query
+        return ddl.type in REWRITING
+
+    def _is_across(self, version: int) -> bool:
+        """Return whether the statement of another table's file changes the rows of several tables."""
+        paths = [path for path in self._storage.names("") if f"/schema_{version}_" in path]
+        files = [SchemaFile.from_json(self._storage.read(path) or b"") for path in paths]
+        return any(file.type in ACROSS_TABLES for file in files)
+
+    @property
+    def checkpoint_ts(self) -> int:
+        data = self._storage.read(METADATA_PATH)
+        return 0 if data is None else decode_checkpoint(data)
+
+    def compare(self, point: Point, ts: int) -> list[str]:
+        """Read what is new up to a point; return what differs there."""
+        until(lambda: self.checkpoint_ts >= ts, f"changefeed {self.name} does not reach {point.name}")
+        self.replica.catch_up()
+        wanted = self._world.comparable(point)
+        differences = [said for table in wanted for said in self._compare_table(table)]
+        return [f"{self.name} at {point.name}: {said}" for said in differences]
+
+    def _compare_table(self, table: PointTable) -> list[str]:
+        rows = self.replica.tables.get(table.name)
+        if rows is None:
+            return [f"{table.name} is not there"]
+        columns = table.stored_columns
+        kinds = [table.types[table.columns.index(name)] for name in columns]
+        texts = [
+            tuple(to_text(kind, row[name]) for name, kind in zip(columns, kinds, strict=True))
+            for row in rows.values()
+        ]
+        return compare_text(table, columns, texts, all_dates=True)
+
+
+def keep_dates(row: Row, rows: list[Row]) -> Row:
+    """Return a row of the cluster with dates that no calendar has, which Arrow does not show."""
+    first = next(iter(row))
+    (before,) = [old for old in rows if old.get(first) == row[first]][:1] or [row]
+    odd = {name: value for name, value in before.items() if isinstance(value, str) and value[:4].isdigit()}
+    return row | {name: value for name, value in odd.items() if name in row and row[name] is None}
+
+
+@contextmanager
+def running(world: HistoryWorld, spark: SparkSession) -> Iterator[None]:
+    """Run the changefeeds: canal-json in this process alone, csv with Spark for large work."""
+
+    def open_engine(feed: str, options: SinkOptions) -> SinkEngine:
+        if feed == "canal":
+            return LocalEngine(options.target)
+        return sized_engine(lambda: spark, feed, options.target, threads=2, spark_rows=options.spark_rows)
+
+    async def start() -> "asyncio.Task[None]":
+        client = world.replay_state.client
+        feeds = ChangefeedStore(client)
+        await create_configured_changefeeds(feeds, world.settings, now_ts=await client.timestamp())
+        return asyncio.create_task(ChangefeedRunner(world.settings, feeds, open_engine, owner="test").run())
+
+    async def stop(task: "asyncio.Task[None]") -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    task = eventloop.run(start())
+    try:
+        yield
+    finally:
+        eventloop.run(stop(task))
+
+
+def changefeeds(folder: Path) -> dict[str, object]:
+    tables = load_record().patterns
+    return {
+        feed: {
+            "sink_uri": f"file://{folder}/{feed}?{parameters}&flush-interval=1s",
+            "tables": tables,
+            "start": 1,
+            "spark_rows": 5000,
+        }
+        for feed, (parameters, _) in FEEDS.items()
+    }
+
+
+def test_a_consumer_of_each_directory_has_tidbs_tables_at_every_point(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with HistoryWorld(tmp_path, changefeeds=changefeeds(tmp_path)) as world:
+        # The points behind the second cost most of a minute: `make soak` goes on to the end of the record.
+        points = world.record.points if length(0, 1) else world.record.points[:2]
+        world.start_capture()
+        consumers = [Consumer(world, feed) for feed in FEEDS]
+        with running(world, spark):
+            for point in points:
+                ts = world.replay(point)
+                for consumer in consumers:
+                    assert consumer.compare(point, ts) == []
+        for consumer in consumers:
+            consumer.replica.check()
