@@ -35,8 +35,13 @@ _KEPT_FLAGS = ColumnFlag.PRI_KEY | ColumnFlag.UNIQUE_KEY | ColumnFlag.MULTIPLE_K
 _TEXTS = (Tp.TINY_BLOB, Tp.BLOB, Tp.MEDIUM_BLOB, Tp.LONG_BLOB)
 
 
-def add_column(table: TableInfo, name: str, definition: str, *, after: str | None = None) -> TableInfo:
-    """Return the table with one more column, last or after another; raise Invalid if the name is taken."""
+def add_column(
+    table: TableInfo, name: str, definition: str, *, after: str | None = None, start_ts: int | None = None
+) -> TableInfo:
+    """Return the table with one more column, last or after another; raise Invalid if the name is taken.
+
+    Existing rows read a default of CURRENT_TIMESTAMP as the time of `start_ts`, that of the change.
+    """
     if any(column.name.lower() == name.lower() for column in table.columns):
         raise Invalid(f"table {table.name} already has a column {name}; choose another name")
     column, primary, unique = define_column(name, definition, column_id=table.max_column_id + 1)
@@ -44,7 +49,7 @@ def add_column(table: TableInfo, name: str, definition: str, *, after: str | Non
         raise Invalid(f"column {name} cannot be added to {table.name} as a key; add it without the key")
     columns = list(table.columns)
     at = len(columns) if after is None else table.column(after).offset + 1
-    columns.insert(at, with_origin_default(column))
+    columns.insert(at, with_origin_default(column, start_ts=start_ts))
     return replace(table.with_columns(columns), max_column_id=column.id)
 
 

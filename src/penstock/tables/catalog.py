@@ -236,7 +236,7 @@ class Catalog:
             place = change.schema.place(table)
             if if_not_exists and place.table.has_column(name):
                 return place.table
-            changed = alter.add_column(place.table, name, definition, after=after)
+            changed = alter.add_column(place.table, name, definition, after=after, start_ts=change.start_ts)
             where = f" AFTER {quote(after)}" if after else ""
             query = statements.alter_column("ADD", changed, changed.column(name), where)
             return change.alter_table(DdlAction.ADD_COLUMN, place, changed, query)

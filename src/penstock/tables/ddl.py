@@ -48,7 +48,7 @@ class SchemaChange:
     """The schema changes that a transaction can make. The caller commits it."""
 
     def __init__(self, txn: Transaction) -> None:
-        self._start_ts = txn.start_ts
+        self.start_ts = txn.start_ts
         self._meta = MetaWriter(txn)
         self._accounts = Accounts.load(self._meta)
         self.schema = SchemaSnapshot.load(self._meta)
@@ -159,7 +159,7 @@ class SchemaChange:
     def alter_table(self, action: DdlAction, place: TablePlace, changed: TableInfo, query: str) -> TableInfo:
         """Give a table other columns."""
         self._check_idle(place.table)
-        table = replace(changed, update_ts=self._start_ts)
+        table = replace(changed, update_ts=self.start_ts)
         self._meta.put_table(place.database.id, table)
         self._finish(_Change(action, query, place.database, table, table.id))
         return table
@@ -189,7 +189,7 @@ class SchemaChange:
             database_id=place.database.id,
             table_id=place.table.id,
             query=query,
-            start_ts=self._start_ts,
+            start_ts=self.start_ts,
             state=state,
             column_id=column_id,
             index_ids=index_ids,
@@ -211,7 +211,7 @@ class SchemaChange:
 
     def continue_job(self, job: RunningJob, place: TablePlace, changed: TableInfo) -> None:
         """Bring a job into its next state, which is one version of the schema."""
-        self._meta.put_table(place.database.id, replace(changed, update_ts=self._start_ts))
+        self._meta.put_table(place.database.id, replace(changed, update_ts=self.start_ts))
         self._meta.put_running_job(job)
         version = self._meta.next_schema_version()
         self._meta.put_diff(SchemaDiff(version, job.type, place.database.id, job.table_id))
@@ -220,7 +220,7 @@ class SchemaChange:
         self, job: RunningJob, place: TablePlace, changed: TableInfo, garbage: Iterable[KeyRange]
     ) -> DdlJob:
         """End a job, done or rolled back, and return it as the history has it."""
-        table = replace(changed, update_ts=self._start_ts)
+        table = replace(changed, update_ts=self.start_ts)
         self._meta.put_table(place.database.id, table)
         self._meta.delete_running_job(job.id)
         change = _Change(job.type, job.query, place.database, table, job.table_id)
@@ -251,7 +251,7 @@ class SchemaChange:
                 self._meta.delete_running_job(job.id)
 
     def _with_new_ids(self, table: TableInfo) -> TableInfo:
-        made = replace(table, id=self._meta.next_id(), update_ts=self._start_ts)
+        made = replace(table, id=self._meta.next_id(), update_ts=self.start_ts)
         partition = made.extra.get("partition")
         if not partition or not partition.get("enable"):
             return made
@@ -282,11 +282,11 @@ class SchemaChange:
             database_name=change.database.name,
             table_name=change.table.name if change.table else "",
             query=change.query,
-            start_ts=self._start_ts if running is None else running.start_ts,
+            start_ts=self.start_ts if running is None else running.start_ts,
             schema_version=version,
             database=change.database if of_database else None,
             table=change.table,
-            finished_ts=self._start_ts,
+            finished_ts=self.start_ts,
         )
         if running is not None:
             job = replace(job, extra={"row_count": running.rows})

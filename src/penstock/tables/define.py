@@ -12,8 +12,10 @@ A column definition is such as `bigint unsigned not null default 5 comment 'so m
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
+from penstock.clock import physical_ms
 from penstock.errors import Invalid
 from penstock.tables.codec import collations
 from penstock.tables.columns import (
@@ -328,8 +330,14 @@ def define_column(name: str, text: str, *, column_id: int) -> tuple[ColumnInfo, 
     return column, definition.primary, definition.unique
 
 
-def with_origin_default(column: ColumnInfo) -> ColumnInfo:
-    """Return a column to add to a table: existing rows read as its default, or as its type's zero."""
+def with_origin_default(column: ColumnInfo, *, start_ts: int | None = None) -> ColumnInfo:
+    """Return a column to add to a table: existing rows read as its default, or as its type's zero.
+
+    A default of CURRENT_TIMESTAMP is the time of `start_ts`, in UTC.
+    """
+    if start_ts is not None and str(column.default).startswith("CURRENT_TIMESTAMP"):
+        now = datetime.fromtimestamp(physical_ms(start_ts) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+        return replace(column, origin_default=now[: 19 + (column.type.fsp and column.type.fsp + 1)])
     if column.default is not None or not column.type.not_null:
         return replace(column, origin_default=column.default)
     zero = zero_value(column.type)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.clock import physical_ms
 from penstock.errors import Conflict, Invalid, KeyExists, Unavailable
 from penstock.kv import Client
 from penstock.tables import Catalog, DuplicateRow, Index
@@ -45,6 +46,25 @@ ORDERS = [("id", "bigint primary key"), ("customer", "varchar(64) not null"), ("
 
 def keys_of(client: Client, lower: bytes, upper: bytes) -> list[bytes]:
     return [key for key, _ in client.snapshot(client.timestamp()).iter(lower, upper)]
+
+
+@pytest.mark.parametrize(
+    ("definition", "digits"), [("datetime", 0), ("timestamp(3) null", 3), ("datetime(6)", 6)]
+)
+def test_rows_of_before_read_a_default_of_now_as_the_time_of_the_change(
+    client: Client, db: Catalog, definition: str, digits: int
+) -> None:
+    db.create_table("shop.t", [("id", "bigint primary key")])
+    db.table("shop.t").insert([{"id": 1}])
+    begun = physical_ms(client.timestamp()) // 1000
+    now = f"current_timestamp({digits})" if digits else "current_timestamp"
+    db.add_column("shop.t", "at", f"{definition} default {now}")
+    db.table("shop.t").insert([{"id": 2}])
+    old, new = (db.table("shop.t").get(number)["at"].replace(tzinfo=None) for number in (1, 2))
+    assert begun <= old.replace(tzinfo=UTC).timestamp() <= new.replace(tzinfo=UTC).timestamp()
+    assert new.replace(tzinfo=UTC).timestamp() * 1000 <= physical_ms(client.timestamp())
+    (scanned,) = db.table("shop.t").scan(columns=["at"])
+    assert scanned.column("at").to_pylist()[0].replace(tzinfo=None) == old
 
 
 def test_rows_go_in_and_come_back(db: Catalog) -> None:
