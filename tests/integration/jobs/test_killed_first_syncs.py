@@ -84,7 +84,9 @@ def test_targets_are_filled_completely_and_nothing_is_left_of_attempts_that_were
         world.workload.fill_items(ROWS)
         register(world, servers)
         killed: list[str] = []
-        for _ in range(KILLS):
+        for kills in range(4 * KILLS):
+            if kills >= KILLS and len(killed) > KILLS:
+                break  # on a fast machine a kill may come when most targets are full
             killed += kill_within_first_syncs(world, mix)
             world.check(mix.choice(list(world.targets)))
         assert len(killed) > KILLS, f"seed {SEED}: nearly nothing was killed"

@@ -100,7 +100,7 @@ def test_a_job_of_an_unreadable_table_keeps_its_statement() -> None:
 @pytest.mark.parametrize("value", [b"{", b"[]", b"{}", b'{"id": 1, "type": 3, "binlog": 4}'])
 def test_a_damaged_job_is_passed_over_with_a_line(value: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert read_job_record(value) is None
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "a DDL job cannot be read; its statement is lost"
     ]
 
