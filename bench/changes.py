@@ -464,7 +464,7 @@ def measure_memory(folder: Path, to_ts: int) -> None:
 
 
 def main() -> None:
-    process.prepare_arrow_memory()  # for the processes whose memory is measured, as in every process of ours
+    process.prepare_libraries()  # for the processes whose memory is measured, as in every process of ours
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("changes", nargs="?", type=int, default=5_000_000)
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)

@@ -29,7 +29,7 @@ PARTS = ("sharing", "ticks", "indexes", "lag")
 
 
 def main() -> None:
-    process.prepare_arrow_memory()  # as in every process of ours
+    process.prepare_libraries()  # as in every process of ours
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

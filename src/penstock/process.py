@@ -1,4 +1,4 @@
-"""What every process of ours sets up first: its logs, and the memory of Arrow.
+"""What every process of ours sets up first: its logs, and the libraries that read their environment.
 
 A log has one line per event: text for a terminal, JSON for a machine. Log calls pass facts as `extra={...}`;
 a message never contains a row's values or a secret.
@@ -11,28 +11,30 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
-ARROW_ENVIRONMENT = {
+LIBRARY_ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
     "JE_ARROW_MALLOC_CONF": "dirty_decay_ms:5000,muzzy_decay_ms:5000",
     "ACERO_ALIGNMENT_HANDLING": "reallocate",
+    "GRPC_VERBOSITY": "ERROR",
 }
-"""Environment variables that Arrow reads when it is first used.
+"""Environment variables that Arrow and gRPC read when they are first used.
 
 Arrow's default allocator keeps memory that one thread frees for another thread's use: a process that reads
 ahead holds half as much again, and more the longer it reads. jemalloc returns unused pages by itself after a
 while. Buffers that come out of messages are not aligned as Arrow's joins and groups want them: `reallocate`
-copies those without a warning.
+copies those without a warning. gRPC writes a line of its own form between the lines of our log for every
+connection that a peer closes; what matters of it reaches our log as the error of a call.
 """
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def prepare_arrow_memory() -> None:
-    """Choose Arrow's allocator for this process and its children. Call it before Arrow is imported.
+def prepare_libraries() -> None:
+    """Set the environment of Arrow and gRPC, here and for children. Call it before they are imported.
 
     Variables that are already set stay as they are.
     """
-    for name, value in ARROW_ENVIRONMENT.items():
+    for name, value in LIBRARY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 

@@ -173,7 +173,7 @@ def _become(wanted: dict[str, Any], fds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    process.prepare_arrow_memory()
+    process.prepare_libraries()
     for _module in (_COMMAND_LINE, *sys.argv[2:]):
         import_module(_module)
     with socket.socket(fileno=int(sys.argv[1])) as _asked:

@@ -379,7 +379,7 @@ def demo(
 
 def main() -> None:
     """Run the command line; a PenstockError is one line on standard error and exit code 2."""
-    process.prepare_arrow_memory()
+    process.prepare_libraries()
     try:
         app()
     except PenstockError as error:

@@ -85,7 +85,7 @@ def session_conf(
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": str(wanted.ui_port != 0).lower(),
         "spark.ui.showConsoleProgress": "false",
-        **{f"spark.executorEnv.{name}": value for name, value in process.ARROW_ENVIRONMENT.items()},
+        **{f"spark.executorEnv.{name}": value for name, value in process.LIBRARY_ENVIRONMENT.items()},
     }
     if wanted.ui_port:
         conf["spark.ui.port"] = str(wanted.ui_port)

@@ -44,7 +44,7 @@ def test_a_shop_is_followed_from_its_rows_to_its_index(tmp_path: Path, open_page
                 shoot(page, "real-job")
 
                 page.get_by_role("link", name="Search").click()
-                page.get_by_label("Words").fill("copper")
+                page.get_by_label("Words", exact=True).fill("copper")
                 page.keyboard.press("Enter")
                 expect(page.locator(".hit")).to_have_count(1)
                 expect(page.locator(".hit")).to_contain_text(str((1 << 53) + 1))

@@ -105,15 +105,15 @@ def test_an_index_is_asked_with_words_and_with_numbers(world: PageWorld, open_pa
     with open_page(f"{world.url}/#/search", expected="400") as page:
         page.get_by_role("button", name="Search").click()
         expect(page.locator("#q-error")).to_have_text("Enter words to search for.")
-        page.get_by_label("Words").fill("kettle")
+        page.get_by_label("Words", exact=True).fill("kettle")
         page.keyboard.press("Enter")
         expect(page.locator(".hit")).to_have_count(3)
         expect(page.get_by_role("region", name="Results")).to_contain_text("0.90 s behind the database")
         page.get_by_label("Index").select_option("shop.products/vectors")
-        page.get_by_label("Words").fill("[0.1, 0.2, 0.3]")
+        page.get_by_label("Words", exact=True).fill("[0.1, 0.2, 0.3]")
         page.keyboard.press("Enter")
         expect(page.locator(".hit")).to_have_count(4)
-        page.get_by_label("Words").fill("[1]")
+        page.get_by_label("Words", exact=True).fill("[1]")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert").last).to_have_text("The index has vectors of 3 numbers, not 1.")
     assert [each for each in world.asked if "/search/" in each] == [
@@ -193,12 +193,12 @@ def test_the_keyboard_alone_is_enough(world: PageWorld, open_page) -> None:
         page.keyboard.press("Space")
         expect(page.get_by_role("button", name="Resume shop.products/fulltext")).to_be_visible()
         page.evaluate("() => { location.hash = '#/search'; }")
-        expect(page.get_by_label("Words")).to_be_visible()
+        expect(page.get_by_label("Words", exact=True)).to_be_visible()
         tab_to(page, "Words")
         page.keyboard.type("kettle")
         page.keyboard.press("Enter")
         expect(page.locator(".hit")).to_have_count(3)
-        expect(page.get_by_label("Words")).to_be_focused()
+        expect(page.get_by_label("Words", exact=True)).to_be_focused()
 
 
 def test_focus_and_what_is_half_written_survive_new_data(world: PageWorld, open_page) -> None:

@@ -1,4 +1,4 @@
-"""One world for all tests of the API: databases of two tenants, and one of nobody's."""
+"""A world for the tests of each file of the API: databases of two tenants, and one of nobody's."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from support.apiworld import TOKENS, ApiWorld, api_world
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)"), ("price", "decimal(10,2)")]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
     folder = tmp_path_factory.mktemp("api")
     accounts = {

@@ -27,7 +27,7 @@ _STORE_DELAY_S = 3.0
 
 def main() -> None:
     """Run a part until its input ends; an error is one line on standard error and exit code 2."""
-    process.prepare_arrow_memory()
+    process.prepare_libraries()
     try:
         config = ServiceConfig.parse(_read_line())
         process.configure_logs(style=config.log_format, level=config.log_level)
