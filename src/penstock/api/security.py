@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -34,6 +34,7 @@ __all__ = [
     "TokenAccounts",
     "accepted_hosts",
     "host_of",
+    "is_foreign",
     "known_caller",
     "require_admin",
     "require_caller",
@@ -162,6 +163,7 @@ class RateLimit:
 
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PORTS = {"http": 80, "https": 443}
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEADERS = {
     "Content-Security-Policy": (
@@ -192,12 +194,43 @@ def host_of(authority: str) -> str:
         return ""
 
 
+def is_foreign(headers: Mapping[str, str], *, scheme: str, names: Collection[str]) -> bool:
+    """Return whether a browser sent the request for a page of another origin: scheme, host or port differ.
+
+    A browser's own word, Sec-Fetch-Site, counts first: pages cannot forge it, and it stays true behind a
+    proxy that ends TLS. A browser that does not send it names the origin of the page in Origin. Programs
+    that are no browsers send neither.
+    """
+    origin = headers.get("origin")
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        known = origin is None or host_of(origin.partition("://")[2]) in names
+        return site not in {"none", "same-origin"} or not known
+    if origin is None:
+        return False
+    page = _origin_of(origin)
+    return page is None or page != _origin_of(f"{scheme}://{headers.get('host', '')}")
+
+
+def _origin_of(url: str) -> tuple[str, str, int] | None:
+    """Return scheme, host and port; None when the text is no origin of the web."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if not parts.hostname or parts.scheme not in _PORTS:
+        return None
+    return parts.scheme, parts.hostname.lower(), _PORTS[parts.scheme] if port is None else port
+
+
 class Gate:
     """Refuses requests with unknown host names, from pages of other origins, and above the rate limit.
 
     An unknown host name is a sign of DNS rebinding: a page has pointed its own name here, to read with the
-    rights of its visitor. The gate puts the caller into the request's state; the routes decide whether they
-    need one.
+    rights of its visitor. A page of another origin may open our pages and probes, as a link does, and nothing
+    else: also a read costs the deployment something. The gate puts the caller into the request's state; the
+    routes decide whether they need one.
     """
 
     def __init__(
@@ -233,11 +266,10 @@ class Gate:
             raise ProblemError(
                 421, "the host name of the request is unknown; add it to api.hosts", why="host"
             )
-        if scope["method"] not in _SAFE_METHODS and self._is_foreign(headers):
+        is_open = scope["method"] in _SAFE_METHODS and self._has_no_data(scope["path"])
+        if not is_open and is_foreign(headers, scheme=scope["scheme"], names=self._names):
             raise ProblemError(
-                403,
-                "a page of another origin may not change anything; use the pages of this API",
-                why="origin",
+                403, "a page of another origin may not use this API; use its own pages", why="origin"
             )
         caller = self._accounts.caller(headers.get("authorization"))
         scope.setdefault("state", {})["caller"] = caller
@@ -255,11 +287,9 @@ class Gate:
                 headers={"Retry-After": str(math.ceil(wait))},
             )
 
-    def _is_foreign(self, headers: Headers) -> bool:
-        origin = headers.get("origin")
-        if origin is not None:
-            return host_of(origin.partition("://")[2]) not in self._names
-        return headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
+    def _has_no_data(self, path: str) -> bool:
+        """Return whether a path answers everybody the same: a page, a file of the pages, or a probe."""
+        return path == "/" or path.startswith("/static/") or path in self._free
 
 
 class SafeHeaders:
