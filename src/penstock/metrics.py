@@ -635,3 +635,9 @@ API_REFUSED_TOTAL = Counter(
     "Requests refused before they were processed: token, admin, rate, body, readers, host, origin.",
     ["why"],
 )
+API_SEARCHES_RUNNING = Gauge("penstock_api_searches_running", "Searches that a process works on.")
+API_SEARCHES_ENDED_TOTAL = Counter(
+    "penstock_api_searches_ended_total",
+    "Searches whose process ended before they did: deadline, died.",
+    ["why"],
+)

@@ -32,6 +32,7 @@ from penstock.api.security import Gate, SafeHeaders, TokenAccounts
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment
 from penstock.control.overview.gather import FactsCache
+from penstock.control.search_workers import SearchWorkers
 from penstock.settings import Settings
 
 __all__ = ["create_app", "describe_api", "mount_pages"]
@@ -128,6 +129,7 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         reach=reach,
         pulse=HealthPulse(reach, clock=clock),
         readers=Readers(settings.readers, accounts=len(settings.accounts)),
+        searches=SearchWorkers(reach.settings, count=settings.readers, clock=clock),
         facts=FactsCache(clock=clock),
         clock=clock,
     )

@@ -15,6 +15,7 @@ from penstock.api.security import Authenticated
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.overview.gather import FactsCache
+from penstock.control.search_workers import SearchWorkers
 from penstock.errors import Unavailable
 from penstock.settings import Settings
 
@@ -143,6 +144,7 @@ class ApiState:
     reach: Reach
     pulse: HealthPulse
     readers: Readers
+    searches: SearchWorkers
     facts: FactsCache
     clock: Clock
 

@@ -73,6 +73,8 @@ async def serve(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
                 server.force_exit = True
                 await serving
                 raise
+            finally:
+                await asyncio.to_thread(app.state.service.searches.close)
 
 
 def check_exposure(api: ApiSettings) -> None:

@@ -1,13 +1,14 @@
 """Search the index of a job, and say how fresh the answer is."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.clock import physical_ms
-from penstock.consumers.search_index.search import search
+from penstock.consumers.search_index.search import SearchResult, search
 from penstock.control.deployment import Deployment
 from penstock.control.display import format_ts, json_value
 from penstock.errors import Invalid
@@ -29,14 +30,19 @@ class SearchOptions:
 
 
 def search_index(
-    deployment: Deployment, job_id: JobId, options: SearchOptions, *, account: str | None = None
+    deployment: Deployment,
+    job_id: JobId,
+    options: SearchOptions,
+    *,
+    account: str | None = None,
+    run: Callable[..., SearchResult] | None = None,
 ) -> dict[str, Any]:
-    """Search the index of a job.
+    """Search the index of a job in this process, or by `run`, which takes the arguments of `search`.
 
     Raises Invalid when the job has no such index, Unavailable while the index is not built yet.
     """
     job = deployment.jobs(account).get_job(job_id)
-    result = search(
+    result = (run or partial(search, settings=deployment.settings))(
         job,
         options.words,
         vector=options.vector,
@@ -44,7 +50,6 @@ def search_index(
         filter=options.where,
         columns=options.columns,
         every=options.every,
-        settings=deployment.settings,
     )
     now_ts = deployment.now_ts()
     watermark = _watermark(deployment, job.key.table_id, result.watermark)

@@ -59,6 +59,10 @@ class ApiSettings(Frozen):
     """Most rows of one response. Further requests get the rest."""
     readers: int = Field(4, ge=1, le=64)
     """Reads, searches and comparisons to run at once. One account cannot take all; others must wait."""
+    search_s: float = Field(30, gt=0, le=3600)
+    """Seconds after which a search is ended."""
+    search_bytes: int = Field(2 << 30, ge=64 << 20)
+    """Memory that one search may use, on Linux. A search that needs more is ended."""
 
 
 class UpSettings(Frozen):

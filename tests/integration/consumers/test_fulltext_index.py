@@ -86,8 +86,10 @@ def test_a_filter_and_columns_are_of_the_source(world: IndexWorld) -> None:
     assert found.rows.num_rows == 3
     with pytest.raises(Invalid, match="no column colour; it has id, title, body, stars"):
         world.search("same", columns=["colour"])
-    with pytest.raises(Invalid, match="does not understand the filter"):
+    with pytest.raises(Invalid, match="the filter is no SQL predicate"):
         world.search("same", filter="stars >")
+    with pytest.raises(Invalid, match="does not understand the filter"):
+        world.search("same", filter="title > 4")
 
 
 @pytest.mark.parametrize(

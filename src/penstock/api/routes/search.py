@@ -75,4 +75,4 @@ def _search(
         every=request.all,
     )
     with state.readers.reading(caller.name):
-        return search_index(deployment, job_id, options, account=caller.account)
+        return search_index(deployment, job_id, options, account=caller.account, run=state.searches.search)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from enum import Enum
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from penstock.changefeeds.codecs.row_changes import Mask
 from penstock.columnar.text_lines import truths
@@ -26,6 +25,7 @@ from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.columns import INTEGER_BITS, PACKED_TIMES, FieldType, Tp
+from penstock.tables.conditions import TIME_CASTS, parse_condition, refuse_unlisted
 from penstock.tables.impossible_dates import hide_column
 from penstock.tables.schema import TableInfo
 
@@ -76,12 +76,8 @@ def _compile(where: str, name: str, table: TableInfo) -> tuple[tuple[str, ...], 
     return tuple(dict.fromkeys(compiler.columns)), predicate
 
 
-@lru_cache(maxsize=256)
 def _parse(where: str, name: str) -> exp.Expr:
-    try:
-        return exp.condition(where, dialect="mysql")
-    except (SqlglotError, ValueError, RecursionError) as error:
-        raise Invalid(f"row filter of {name} is no SQL predicate; write it as after WHERE") from error
+    return parse_condition(where, f"row filter of {name}")
 
 
 class _Family(Enum):
@@ -112,21 +108,6 @@ _COMPARISONS: Mapping[type[exp.Expr], Callable[[Any, Any], Any]] = {
 }
 _NUMBERS = frozenset({*INTEGER_BITS, Tp.YEAR, Tp.BIT, Tp.FLOAT, Tp.DOUBLE, Tp.NEW_DECIMAL})
 _FLOATS = frozenset({Tp.FLOAT, Tp.DOUBLE})
-_TIME_CASTS = frozenset({"DATE", "DATETIME", "TIMESTAMP", "TIMESTAMPTZ"})
-_TWO = frozenset({"this", "expression"})
-_UNDERSTOOD: Mapping[type[exp.Expr], frozenset[str]] = {
-    **dict.fromkeys((exp.And, exp.Or, exp.Is, exp.NullSafeEQ, *_COMPARISONS), _TWO),
-    **dict.fromkeys((exp.Paren, exp.Not, exp.Neg, exp.Boolean), frozenset({"this"})),
-    exp.Like: _TWO | {"negate"},
-    exp.Between: frozenset({"this", "low", "high"}),
-    exp.In: frozenset({"this", "expressions"}),
-    exp.Column: frozenset({"this", "table"}),
-    exp.Literal: frozenset({"this", "is_string"}),
-    exp.HexString: frozenset({"this", "is_integer"}),
-    exp.Cast: frozenset({"this", "to", "_type"}),
-    exp.Null: frozenset(),
-}
-"""The arguments that are read of each kind of node; a node with others is refused."""
 
 
 class _Compiler:
@@ -162,9 +143,7 @@ class _Compiler:
         return self._truth(node)
 
     def _check(self, node: exp.Expr) -> None:
-        given = {name for name, value in node.args.items() if value}
-        if not given <= _UNDERSTOOD.get(type(node), frozenset()):
-            raise self._refusal(node)
+        refuse_unlisted(node, f"row filter of {self._name}")
 
     def _refusal(self, node: exp.Expr, hint: str = "") -> Invalid:
         what = " ".join(node.key.split())
@@ -271,7 +250,7 @@ class _Compiler:
         if (
             isinstance(node, exp.Cast)
             and isinstance(node.this, exp.Literal)
-            and node.to.this.name in _TIME_CASTS
+            and node.to.this.name in TIME_CASTS
         ):
             return _constant(_Family.TIME, self._parse_time(str(node.this.this)))
         raise self._refusal(node)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.consumers.search_index.query import SearchQuery, check_filter
+from penstock.consumers.search_index.query import SearchQuery
 from penstock.errors import Invalid, Unavailable
 from penstock.jobs.consumer import JobContext, find_consumer
 from penstock.jobs.job import Job
@@ -58,12 +58,11 @@ def search(
 ) -> SearchResult:
     """Return the `k` best rows for words, or nearest to a vector; `every` requires all words. Blocks.
 
-    `filter` is an SQL condition on columns. Raises Unavailable until the first build has ended, because rows
-    would be missing. Raises Invalid when the job is no index, or cannot answer such a query.
+    `filter` is an SQL condition on columns, of comparisons, IN, BETWEEN, LIKE, IS, AND, OR and NOT. Raises
+    Unavailable until the first build has ended, because rows would be missing. Raises Invalid when the job is
+    no index, or cannot answer such a query.
     """
     query = SearchQuery(words=words, vector=vector, k=k, every=every)
-    if filter is not None:
-        check_filter(filter)
     consumer = _consumer(job, settings or Settings(), clock)
     serving = consumer.table.serving()
     if serving is None:
@@ -110,16 +109,22 @@ def _query_index(
     from penstock.consumers.search_index.columns import source_columns
     from penstock.consumers.search_index.lance_table import ROWS_ONLY
 
-    names = source_columns(current.dataset.schema).names
+    found = source_columns(current.dataset.schema)
+    names = found.names
     unknown = sorted(set(columns or ()) - set(names))
     if unknown:
         raise Invalid(f"the index has no column {unknown[0]}; it has {', '.join(names)}")
+    condition = None
+    if where and where.strip():
+        from penstock.consumers.search_index.filter import render_filter
+
+        condition = f"{render_filter(where, found)} AND {ROWS_ONLY}"
     arguments = consumer.scan_arguments(current, query)
     score = arguments.pop("score")
     try:
         return current.dataset.to_table(
             columns=[*(names if columns is None else columns), score],
-            filter=f"({where}) AND {ROWS_ONLY}" if where else None,
+            filter=condition,
             prefilter=True,
             **arguments,
         )
