@@ -7,6 +7,7 @@ a message never contains a row's values or a secret.
 import json
 import logging
 import os
+import resource
 import sys
 from datetime import UTC, datetime
 from typing import TextIO
@@ -36,6 +37,21 @@ def prepare_libraries() -> None:
     """
     for name, value in LIBRARY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+_OPEN_FILES = 65_536
+
+
+def raise_file_limit() -> None:
+    """Allow this process and its children as many open files as the system lets them, up to 65,536.
+
+    Connections soon take the usual 1024, and a process that cannot open another file fails in every part.
+    The caps on connections bound what clients can take.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def configure_logs(

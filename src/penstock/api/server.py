@@ -5,11 +5,14 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from penstock.api.app import create_app
+from penstock.api.connections import Admission, ApiConnection, ConnectionWatch, Doorkeeper
 from penstock.api.deployment import LateDeployment
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
@@ -19,7 +22,6 @@ from penstock.settings.network import is_everywhere, is_loopback, join_address, 
 __all__ = ["check_exposure", "open_listener", "run", "serve", "tls_context"]
 
 _BACKLOG = 512
-_CONNECTIONS_MAX = 1000
 _END_S = 10
 
 
@@ -46,19 +48,18 @@ async def serve(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
     The server handles no signals, because it does not run in the main thread.
     """
     context = None if api.tls is None else tls_context(api.tls)
+    door = Doorkeeper(Admission(api.connections, api.connections_per_address), api.client_timeout_s, context)
     with open_listener(api.addr) as listener:
         config = uvicorn.Config(
-            app,
-            http="h11",
+            ConnectionWatch(app),
+            http=cast("type[asyncio.Protocol]", partial(ApiConnection, door)),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,  # the client is the peer of the connection
-            limit_concurrency=_CONNECTIONS_MAX,
             timeout_graceful_shutdown=_END_S,
-            ssl_context_factory=None if context is None else lambda _config, _default: context,
         )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]), name="penstock-api")
@@ -67,6 +68,7 @@ async def serve(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
             yield f"{'http' if context is None else 'https'}://{join_address(host, port)}"
         finally:
             server.should_exit = True
+            door.close()
             try:
                 await asyncio.shield(serving)
             except asyncio.CancelledError:  # a second cancellation: do not wait any longer

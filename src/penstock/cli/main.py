@@ -380,6 +380,7 @@ def demo(
 def main() -> None:
     """Run the command line; a PenstockError is one line on standard error and exit code 2."""
     process.prepare_libraries()
+    process.raise_file_limit()
     try:
         app()
     except PenstockError as error:

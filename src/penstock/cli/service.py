@@ -1,7 +1,8 @@
 """What services in the foreground share: they print when they are ready, end on a signal, and serve metrics.
 
 The metrics server answers GET /metrics and GET /health. It handles a few requests at a time, each in a thread
-and each for a limited time, and refuses more, so that scraping cannot disturb the service.
+and each for a limited time; a new one takes the place of the oldest, so that scraping cannot disturb the
+service, and silent connections do not keep scrapers out.
 """
 
 import asyncio
@@ -14,13 +15,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, SHUT_RDWR
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.eventloop import shared_loop
 from penstock.settings.network import is_loopback, join_address, split_address
@@ -33,8 +35,10 @@ __all__ = ["MetricServer", "print_ready", "run_until_signalled", "serve_metrics"
 
 _REQUESTS_MAX = 8
 """Requests at the same time. Prometheus sends one at a time."""
+_THREADS_MAX = 32
+"""Threads of requests, with those that were ended and have not noticed yet. Beyond them it answers 503."""
 _REQUEST_S = 10.0
-"""Seconds for a client to send its request, or to read the answer."""
+"""Seconds for a client to send its request and to read the answer, in all."""
 _POLL_S = 0.05
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
@@ -90,12 +94,14 @@ class _Server(ThreadingMixIn, TCPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
-    request_queue_size = 32
+    request_queue_size = 128
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         self.address_family = AF_INET6 if ":" in host else AF_INET
         self.registry = registry
-        self._slots = threading.BoundedSemaphore(_REQUESTS_MAX)
+        self._slots = threading.BoundedSemaphore(_THREADS_MAX)
+        self._lock = threading.Lock()
+        self._due: dict[Any, float] = {}  # open connections, oldest first, and when they are ended
         super().__init__((host, port), _Handler)
         self.addr = join_address(host, int(self.server_address[1]))
 
@@ -105,6 +111,10 @@ class _Server(ThreadingMixIn, TCPServer):
             request.send(_BUSY)
             self.shutdown_request(request)
             return
+        with self._lock:
+            if len(self._due) >= _REQUESTS_MAX:
+                self._end(next(iter(self._due)))
+            self._due[request] = SYSTEM.monotonic() + _REQUEST_S
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -116,6 +126,24 @@ class _Server(ThreadingMixIn, TCPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._due.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End the connections that are due; the server calls this many times a second."""
+        now = SYSTEM.monotonic()
+        with self._lock:
+            for request in [request for request, due in self._due.items() if due <= now]:
+                self._end(request)
+
+    def _end(self, request: Any) -> None:
+        """Wake the thread of a connection: its read is at the end, its write fails."""
+        del self._due[request]
+        with suppress(OSError):  # the client was faster
+            request.shutdown(SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnects or is too slow."""

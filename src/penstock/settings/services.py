@@ -53,6 +53,12 @@ class ApiSettings(Frozen):
     """Average requests per second of each account, or of each address without an account."""
     requests_burst: int = Field(200, ge=1)
     """Requests that it may make at once."""
+    connections: int = Field(512, ge=1)
+    """Most connections. A new one takes the place of the one that has waited longest for its client."""
+    connections_per_address: int = Field(256, ge=1)
+    """Most connections from one address. A proxy in front is one address."""
+    client_timeout_s: float = Field(20, gt=0)
+    """Seconds for a client to send a request's head, to send its body, and to take more of the answer."""
     body_bytes: int = Field(1 << 20, ge=1024)
     """Largest body of a request."""
     rows_max: int = Field(100_000, ge=1)

@@ -20,6 +20,18 @@ __all__ = ["Endpoint", "FaultyStreams", "end_call", "split_server_address"]
 
 
 _MESSAGE_BYTES_MAX = 256 * 1024 * 1024
+_CONNECTIONS_MAX = 2000
+"""Connections to one address. A client has a few to each store."""
+_CALLS_MAX = 10_000
+"""Calls at a time on one connection; more wait in the client."""
+_HANDSHAKE_MS = 5_000
+"""Milliseconds for a new connection to speak TLS and HTTP/2. Silent ones are closed then."""
+_IDLE_MS = 600_000
+"""Milliseconds without a call after which a connection is closed; its client opens another when it needs one.
+A change stream is a call."""
+_PING_MS = 60_000
+"""Milliseconds without traffic after which a client is asked whether it is still there."""
+_PING_TIMEOUT_MS = 20_000
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # a second server on the same address is a mistake: let it fail
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
@@ -27,6 +39,12 @@ _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),  # clients ping as often as they like
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+    ("grpc.max_allowed_incoming_connections", _CONNECTIONS_MAX),
+    ("grpc.max_concurrent_streams", _CALLS_MAX),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
 ]
 _WILDCARDS = {"0.0.0.0", "::", "", "*"}  # noqa: S104 - these are refused
 _PORT_MAX = 65_535
