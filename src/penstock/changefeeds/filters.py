@@ -10,14 +10,17 @@ from itertools import chain
 
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import SYSTEM_DATABASES, DdlEvent, DdlScope, TableChange
+from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
+from penstock.tables.system_tables import is_named, is_system
+
+_WILD = frozenset("*?[!")
 
 
 class TableFilter:
     """Selects tables by patterns `database.table` with * and ?; a leading ! excludes. The last match decides.
 
-    Names are compared without case. A table that no pattern matches is not replicated, nor are the databases
-    that TiDB keeps for itself. Raises Invalid when no pattern includes anything.
+    Names are compared without case. A table that no pattern matches is not replicated. A system table is
+    replicated only if a pattern is its very name. Raises Invalid when no pattern includes anything.
     """
 
     def __init__(self, patterns: Sequence[str] = ("*.*",)) -> None:
@@ -26,6 +29,7 @@ class TableFilter:
                 "a changefeed replicates no table; name one in `tables`, as in database.table or *.*"
             )
         self._rules = tuple(map(_Rule.parse, reversed(patterns)))
+        self._patterns = tuple(patterns)
         self._excluded: frozenset[int] = frozenset()
 
     def excluding(self, table_ids: Iterable[int]) -> "TableFilter":
@@ -38,9 +42,12 @@ class TableFilter:
         """Return whether the table is replicated under its current name."""
         if schema.table.id in self._excluded:
             return False
+        database, table = schema.database, schema.table.name
+        return (not is_system(database) or is_named(database, table, self._patterns)) and self.covers(schema)
+
+    def covers(self, schema: SchemaVersion) -> bool:
+        """Return whether the patterns match the table's name, whether or not it is a system table."""
         database, table = schema.database.lower(), schema.table.name.lower()
-        if database in SYSTEM_DATABASES:
-            return False
         for rule in self._rules:
             if rule.database.match(database) and rule.table.match(table):
                 return rule.includes
@@ -48,7 +55,8 @@ class TableFilter:
 
     def matches_database(self, name: str) -> bool:
         """Return whether a table of the database could be replicated."""
-        if name.lower() in SYSTEM_DATABASES:
+        exact = (pattern.strip().lower() for pattern in self._patterns if not _WILD.intersection(pattern))
+        if is_system(name) and not any(pattern.startswith(f"{name.lower()}.") for pattern in exact):
             return False
         for rule in self._rules:
             if rule.database.match(name.lower()) and (rule.includes or rule.every_table):
@@ -143,7 +151,7 @@ class RowFilterRule:
 
 def selected_columns(schema: SchemaVersion, selectors: Sequence[ColumnSelector]) -> tuple[str, ...] | None:
     """Return the columns that the first matching selector sends, keys among them; None for all columns."""
-    selector = next((rule for rule in selectors if _table_filter(rule.tables).matches(schema)), None)
+    selector = next((rule for rule in selectors if _table_filter(rule.tables).covers(schema)), None)
     if selector is None:
         return None
     keys = {column.id for column in schema.table.primary_key}
@@ -153,7 +161,7 @@ def selected_columns(schema: SchemaVersion, selectors: Sequence[ColumnSelector])
 
 def row_predicate(schema: SchemaVersion, filters: Sequence[RowFilterRule]) -> str:
     """Return the predicate of the first filter that matches the table; empty for all rows."""
-    return next((rule.where for rule in filters if _table_filter(rule.tables).matches(schema)), "")
+    return next((rule.where for rule in filters if _table_filter(rule.tables).covers(schema)), "")
 
 
 @lru_cache(maxsize=1024)

@@ -11,11 +11,11 @@ from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.read.partition import Partition, PartitionState
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.source import ReadableRange
-from penstock.jobs.log.job_rows import DATABASE
 from penstock.object_storage import StorageRef
 from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import TablePlace
 from penstock.tables.statements import type_text
+from penstock.tables.system_tables import PENSTOCK_DATABASE
 
 __all__ = ["OBJECTS_MAX", "describe_table", "find_table", "list_tables"]
 
@@ -33,7 +33,7 @@ def list_tables(deployment: Deployment, *, account: str | None = None) -> list[d
     places = [
         TablePlace(database, table)
         for _, database in sorted(schema.databases.items())
-        if database.name in owners and database.name.lower() != DATABASE
+        if database.name in owners and database.name.lower() != PENSTOCK_DATABASE
         for _, table in sorted(schema.tables[database.id].items())
         if table.is_base_table
     ]
@@ -54,7 +54,7 @@ def find_table(deployment: Deployment, name: str, *, account: str | None = None)
     schema = deployment.catalog.schema()
     owner = schema.databases.get(database.lower())
     found = None if owner is None else schema.tables[owner.id].get(table.lower())
-    if owner is None or found is None or not found.is_base_table or owner.name.lower() == DATABASE:
+    if owner is None or found is None or not found.is_base_table or owner.name.lower() == PENSTOCK_DATABASE:
         raise _no_table(name)
     if account is not None and owner.name not in deployment.catalog.owned_databases(account):
         raise _no_table(name)

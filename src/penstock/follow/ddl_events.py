@@ -15,12 +15,6 @@ from penstock.tables.columns import ColumnFlag, ColumnInfo, SchemaState
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
 from penstock.tables.schema import TableInfo
 
-SYSTEM_DATABASES = frozenset(
-    {"mysql", "sys", "information_schema", "performance_schema", "metrics_schema", "inspection_schema"}
-    | {"workload_schema", "dm_heartbeat", "tidb_cdc", "lightning_task_info"}
-)
-"""Databases, in lower case, that TiDB and its tools keep for themselves: no changefeed has them."""
-
 
 class DdlScope(Enum):
     """Which dispatchers a DDL blocks: those of its own tables, or of every table of the database."""

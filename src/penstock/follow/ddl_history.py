@@ -28,7 +28,6 @@ from penstock.eventstore.schema_history import (
 )
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import (
-    SYSTEM_DATABASES,
     DdlEvent,
     DdlJobs,
     DdlScope,
@@ -47,6 +46,7 @@ from penstock.follow.ddl_events import (
 from penstock.follow.ddl_statements import ddl_statement
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
 from penstock.tables.schema import DatabaseInfo, TableInfo
+from penstock.tables.system_tables import TIDB_DATABASES
 
 
 class _VisibleVersion(NamedTuple):
@@ -402,7 +402,7 @@ class DdlHistory:
     def _waits(self, commit_ts: int, change: _Change) -> bool:
         """Return whether a change waits for its job. TiDB makes its own tables without jobs at first."""
         overdue = physical_ms(self._fed_ts) - physical_ms(commit_ts) >= self._job_wait_ms
-        return not (overdue or change.unread or change.database.lower() in SYSTEM_DATABASES)
+        return not (overdue or change.unread or change.database.lower() in TIDB_DATABASES)
 
     def _enter(self, commit_ts: int, changes: list[_Change]) -> None:
         for change in changes:

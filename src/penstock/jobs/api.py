@@ -33,6 +33,7 @@ from penstock.tables.arrow import arrow_schema
 from penstock.tables.catalog import Catalog
 from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot
+from penstock.tables.system_tables import is_system
 
 _PAUSED = JobSpec(trigger=TriggerSpec(paused=True))
 
@@ -202,7 +203,7 @@ class Jobs:
         if database is None or table is None or not table.is_base_table:
             return None
         owner = self.log.catalog.account_of(database.name, txn.start_ts)
-        if self._account not in {None, owner.name}:
+        if self._account is not None and (self._account != owner.name or is_system(database.name)):
             raise Invalid(f"database {database.name} belongs to another account than {self._account}")
         if f"{database.name}.{table.name}".lower() == LOG_NAME:
             raise Invalid(f"jobs cannot follow {LOG_NAME}: each iteration would be its next change")

@@ -46,7 +46,7 @@ class CaptureSettings(Frozen):
     storage_options: dict[str, str] = Field({}, repr=False)
     """Endpoint, region and credentials by obstore's names. The cloud's environment variables apply too."""
     tables: tuple[str, ...] = ("*.*",)
-    """Tables to capture, as database.table; * and ? match any characters."""
+    """Tables to capture, as database.table; * and ? match any characters, but no system table."""
     flush_bytes: int = Field(64 * 1024 * 1024, ge=1)
     """Flush a table once its unflushed rows have this size."""
     flush_interval_s: float = Field(60, gt=0)

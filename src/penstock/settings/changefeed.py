@@ -35,7 +35,7 @@ class ChangefeedSettings(Frozen):
     storage_options: dict[str, str] = Field({}, repr=False)
     """Endpoint, region and credentials by obstore's names. The cloud's environment variables apply too."""
     tables: tuple[str, ...] = ("*.*",)
-    """Tables to send, as database.table with * and ?; !pattern excludes tables; the last match wins."""
+    """Tables to send: database.table; * and ? match all but system tables; !pattern excludes; last wins."""
     start: Literal["now", "snapshot"] | int = "now"
     """Start now, with a snapshot of every table, or after a timestamp."""
     target_ts: int | None = Field(None, ge=1)

@@ -24,6 +24,7 @@ from penstock.tables.partitions import PartitionBy
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot, split_name
 from penstock.tables.statements import quote
+from penstock.tables.system_tables import is_system
 from penstock.tables.table import Table, TableServices
 
 T = TypeVar("T")
@@ -132,10 +133,17 @@ class Catalog:
         return Accounts.load(self._meta(at_ts)).of(owned)
 
     def owned_databases(self, account: str | None = None, at_ts: int | None = None) -> dict[str, Account]:
-        """Return the account of each database by name; with `account`, only the databases of that account."""
+        """Return the account of each database by name; with `account`, only the databases of that account.
+
+        No account has a system database, whatever its name is.
+        """
         accounts = Accounts.load(self._meta(at_ts))
         owners = {database.name: accounts.of(database) for database in self.databases(at_ts)}
-        return {name: owner for name, owner in owners.items() if account in {None, owner.name}}
+        if account is None:
+            return owners
+        return {
+            name: owner for name, owner in owners.items() if owner.name == account and not is_system(name)
+        }
 
     def create_account(self, name: str) -> Account:
         """Make an account."""

@@ -33,6 +33,12 @@ def test_nobody_owns_a_table_of_nobody() -> None:
         ("mysql", "user", ("*.*",), False),
         ("mysql", "user", ("m*.*",), False),
         ("mysql", "user", ("mysql.user",), True),
+        ("mysql", "user", ("mysql.*",), False),
+        ("mysql", "user", ("mysql.use?",), False),
+        ("tidb_cdc", "syncpoint_v1", ("*.*",), False),
+        ("penstock", "iscp_log", ("*.*", "penstock.*", "penst*.*", "*.iscp_log", "p?nstock.iscp_log"), False),
+        ("Penstock", "ISCP_Log", ("shop.*", "penstock.iscp_log"), True),
+        ("penstocks", "iscp_log", ("penst*.*",), True),
     ],
 )
 def test_tables_are_chosen_by_patterns(

@@ -9,7 +9,7 @@ from penstock.clock import compose_ts
 from penstock.errors import Unavailable
 from penstock.eventstore.schema_history import read_job
 from penstock.follow.cluster_tables import KnownTables
-from penstock.follow.ddl_events import SYSTEM_DATABASES, DdlEvent, DdlScope
+from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.ddl_history import DdlHistory
 from penstock.tables.codec.ordered import encode_uint
 from penstock.tables.columns import ColumnFlag, SchemaState
@@ -19,6 +19,7 @@ from penstock.tables.keys import meta_hash_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_key
 from penstock.tables.schema import IndexColumn, IndexInfo, TableInfo
 from penstock.tables.statements import create_table
+from penstock.tables.system_tables import TIDB_DATABASES
 from support.metaevents import (
     a_table,
     finish_job,
@@ -457,14 +458,14 @@ def test_every_finished_job_of_a_tidb_is_one_ddl_in_order() -> None:
     events = [
         event
         for event in made.ddls(0, changes[-1][0])
-        if event.database not in SYSTEM_DATABASES and not event.further
+        if event.database not in TIDB_DATABASES and not event.further
     ]
     jobs = [job for change in changes if (job := read_job(change[2], change[3])) is not None]
     names = {job.database_id: job.database.name for job in jobs if job.database is not None}
     expected = [
         job.type
         for job in sorted(jobs, key=lambda job: job.schema_version)
-        if (names.get(job.database_id) or job.database_name) not in {*SYSTEM_DATABASES, ""}
+        if (names.get(job.database_id) or job.database_name) not in {*TIDB_DATABASES, ""}
         and job.type not in {34, 36, 51, 57}  # sequences, placement policies and caches are TiDB's own
         and not (job.type == 3 and job.table is not None and job.table.kind == "temporary table")
     ]

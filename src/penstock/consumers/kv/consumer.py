@@ -29,7 +29,6 @@ from penstock.jobs.consumer import (
     iter_batches,
     read_net_changes,
 )
-from penstock.jobs.log.job_rows import DATABASE
 from penstock.kv import Client, Transaction
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.transact import transact
@@ -41,6 +40,7 @@ from penstock.tables.online import WriteForm
 from penstock.tables.records import check_datum, handle_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.schema_snapshot import split_name
+from penstock.tables.system_tables import PENSTOCK_DATABASE
 
 _lock = threading.Lock()
 _catalogs: dict[ClusterRef, tuple[Client, Catalog]] = {}
@@ -72,8 +72,8 @@ class KvTable(Consumer):
         database, self._table = split_name(options.table)
         if self._name.lower() == job.id.table_name.lower():
             raise Invalid(f"table {self._name} is the source itself; choose another with option table")
-        if database.lower() == DATABASE:
-            raise Invalid(f"database {DATABASE} is Penstock's own; choose another with option table")
+        if database.lower() == PENSTOCK_DATABASE:
+            raise Invalid(f"database {PENSTOCK_DATABASE} is Penstock's own; choose another with option table")
         self._marks = KvWatermarks(self._name, owner=job.owner, job=str(job.id))
         self._compared: KvWatermark | None = None
         self._seen_ts: int | None = None

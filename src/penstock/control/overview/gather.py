@@ -32,9 +32,9 @@ from penstock.follow.source import ReadableRange
 from penstock.jobs.freshness import freshness_of
 from penstock.jobs.job import Job
 from penstock.jobs.log.job_log import RUNNER_LEASE
-from penstock.jobs.log.job_rows import DATABASE as BOOKKEEPING
 from penstock.kv.lease import LeaseRecord, read_lease
 from penstock.settings import Settings
+from penstock.tables.system_tables import PENSTOCK_DATABASE
 from penstock.verify.results import LastVerification, VerificationResults
 
 __all__ = ["FactsCache", "Probe", "facts_without_cluster", "find_low_disks", "gather_facts"]
@@ -210,7 +210,7 @@ def _read_schemas(deployment: Deployment) -> list[tuple[SchemaVersion, str]]:
     return [
         (SchemaVersion(table.update_ts, 0, table, database.name), owned[database.name].name)
         for name, database in schema.databases.items()
-        if name != BOOKKEEPING and database.name in owned  # a database created since has no owner yet
+        if name != PENSTOCK_DATABASE and database.name in owned  # a database created since has no owner yet
         for table in schema.tables[database.id].values()
         if table.is_base_table
     ]

@@ -246,6 +246,7 @@ class Capture:
         )
         self._live = await self._leases.renew(self.advertised_addr)
         await self._share_tables()
+        await self._remove_uninvited()
         await self._hold_back_gc()
         every = self._settings.lease_ttl_s / _RENEWALS_PER_TTL
         self._rounds = [
@@ -479,7 +480,11 @@ class Capture:
         return next((table for table in self.schemas.tables_ever() if table.physical_id == table_id), None)
 
     async def _revisit_tables(self) -> None:
-        """Find lost tables whose folder was removed, and end tables that the cluster has forgotten."""
+        """Find lost tables whose folder was removed, and end tables that the cluster has forgotten.
+
+        Another capture, of an earlier release, may still have captured the job log.
+        """
+        await self._remove_uninvited()
         for table_id in [table_id for table_id, left_out in self._left_out.items() if left_out.lost]:
             if await asyncio.to_thread(self._is_removed, table_id):
                 self._left_out.pop(table_id, None)
@@ -491,6 +496,21 @@ class Capture:
         ]
         for table_id in forgotten:
             await asyncio.to_thread(self._names.end_forgotten, table_id)
+
+    async def _remove_uninvited(self) -> None:
+        """Remove what an earlier release captured of the job log through a wildcard.
+
+        Its rows held the options of jobs, with their secrets. When storage refuses, it is tried again.
+        """
+        for table_id in filter(self._is_mine, self._names.uninvited(self._settings.tables)):
+            try:
+                await asyncio.to_thread(self._names.remove, table_id)
+            except (Denied, Unavailable) as error:
+                _log.warning(
+                    "the captured job log is not removed from storage yet", extra={"reason": str(error)}
+                )
+            else:
+                _log.info("removed the captured job log from storage", extra={"table_id": table_id})
 
     def _is_removed(self, table_id: int) -> bool:
         """Return whether nothing is left of a table's folder but history holds, which readers write any time.

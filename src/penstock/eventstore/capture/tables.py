@@ -6,6 +6,7 @@
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from penstock.clock import TS_MAX
@@ -16,6 +17,7 @@ from penstock.eventstore.manifest import dropped_fact, dropped_ts
 from penstock.eventstore.read.find import NameMarks
 from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
 from penstock.object_storage import ObjectStorage
+from penstock.tables.system_tables import is_job_log, is_named, is_system
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +82,31 @@ class TableNames:
                 _log.info("table ended: dropped while nobody captured it", extra={"table_id": table_id})
         del self.forgotten[table_id]
 
+    def uninvited(self, patterns: Sequence[str]) -> set[int]:
+        """Return the tables on storage that are the job log, unless a pattern is its very name.
+
+        Earlier releases captured it through wildcards. A table that ever had another name is not returned.
+        """
+        return {
+            table_id
+            for table_id, names in self._marks.names().items()
+            if all(is_job_log(*name) and not is_named(*name, patterns) for name in names)
+        }
+
+    def remove(self, table_id: int) -> None:
+        """Remove everything that storage has of a table. When that fails, the next call goes on.
+
+        An owner of an earlier release is fenced first. The mark goes last: until then the table is found.
+        """
+        root = paths.table_root(table_id)
+        with suppress(Corrupt):  # nobody can write such a manifest either
+            manifest_log.ManifestLog.open(self._storage, root, writer="removal")
+        manifest = paths.manifest_folder(root)
+        found = self._storage.names(f"{root}/")
+        for path in sorted(found, key=lambda path: path.startswith(manifest)):  # the manifest after objects
+            self._storage.delete(path)
+        self._marks.unmark(table_id)
+
     def _lacks_end(self, table_id: int) -> bool:
         """Return whether a table that is gone from the cluster has a manifest that does not say so."""
         try:
@@ -90,9 +117,6 @@ class TableNames:
             )
             return False
         return state.seq > 0 and not dropped_ts(state.facts, TS_MAX)
-
-
-_BOOKKEEPING = frozenset({"information_schema", "metrics_schema", "mysql", "performance_schema", "sys"})
 
 
 def owner_of(table_id: int, captures: Iterable[str]) -> str | None:
@@ -107,10 +131,9 @@ def _weight(capture: str, table_id: int) -> bytes:
 def matches_patterns(database: str, table: str, patterns: Sequence[str]) -> bool:
     """Return whether `database.table` fits one of the patterns; names are compared without case.
 
-    The database's own bookkeeping does not match, unless a pattern names it without a wildcard.
+    A system table fits only a pattern that is its very name.
     """
-    database, name = database.lower(), f"{database}.{table}".lower()
-    lowered = [pattern.lower() for pattern in patterns]
-    if database in _BOOKKEEPING:
-        lowered = [pattern for pattern in lowered if pattern.startswith(f"{database}.")]
-    return any(fnmatchcase(name, pattern) for pattern in lowered)
+    if is_system(database):
+        return is_named(database, table, patterns)
+    name = f"{database}.{table}".lower()
+    return any(fnmatchcase(name, pattern.lower()) for pattern in patterns)

@@ -1,7 +1,7 @@
 """Finding tables on storage by their names, without the database that they came from.
 
-A mark on storage says that a physical table has or had a name; the table's owner writes it, and nobody
-removes it. Which table has the name at which time follows from the facts in the manifests.
+A mark on storage says that a physical table has or had a name; the table's owner writes it, and it stays for
+as long as storage has the table. Which table has the name at which time follows from the manifests' facts.
 """
 
 import threading
@@ -206,6 +206,15 @@ class NameMarks:
         if missing:
             with self._lock:
                 self._written = (self._written or frozenset()) | missing
+
+    def unmark(self, table_id: int) -> None:
+        """Remove all marks of a physical table, so that readers find it no more."""
+        known = self._load_known()
+        gone = {path for path in known if (mark := paths.parse_name_mark(path)) and mark[2] == table_id}
+        for path in sorted(gone):
+            self._storage.delete(path)
+        with self._lock:
+            self._written = (self._written or frozenset()) - gone
 
     def names(self) -> dict[int, set[tuple[str, str]]]:
         """Return the names of every physical table that has a mark: only those may have a manifest."""

@@ -14,13 +14,14 @@ from typing import TypeVar
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Conflict, Fenced, Invalid, Unavailable
 from penstock.jobs.job import Job, JobKey
-from penstock.jobs.log.job_rows import COLUMNS, DATABASE, LOG_NAME, PRIMARY_KEY, TABLE, JobRows
+from penstock.jobs.log.job_rows import COLUMNS, LOG_NAME, PRIMARY_KEY, JobRows
 from penstock.jobs.log.transitions import Transition, flush_watermark
 from penstock.kv import Client, Transaction
 from penstock.kv.lease import LeaseKey
 from penstock.kv.transact import transact
 from penstock.tables.catalog import Catalog
 from penstock.tables.keys import prefix_end
+from penstock.tables.system_tables import JOB_LOG, PENSTOCK_DATABASE
 
 T = TypeVar("T")
 
@@ -62,8 +63,8 @@ class JobLog:
             if found is not None:
                 return found
             try:
-                if DATABASE not in self.catalog.schema().databases:
-                    self.catalog.create_database(DATABASE)
+                if PENSTOCK_DATABASE not in self.catalog.schema().databases:
+                    self.catalog.create_database(PENSTOCK_DATABASE)
                 self.catalog.create_table(LOG_NAME, COLUMNS, primary_key=PRIMARY_KEY)
             except Invalid as error:  # another process may have been faster
                 problem = error
@@ -72,8 +73,8 @@ class JobLog:
     def rows(self, at_ts: int | None = None) -> JobRows | None:
         """Return the encoding of rows as of a timestamp, by default now; None: there is no table."""
         schema = self.catalog.schema(at_ts)
-        database = schema.databases.get(DATABASE)
-        table = None if database is None else schema.tables[database.id].get(TABLE)
+        database = schema.databases.get(PENSTOCK_DATABASE)
+        table = None if database is None else schema.tables[database.id].get(JOB_LOG)
         return None if table is None else JobRows(table)
 
     def read_all(self) -> tuple[int, list[Job]]:

@@ -23,9 +23,9 @@ from penstock.tables.records import (
     value_of,
 )
 from penstock.tables.schema import TableInfo
+from penstock.tables.system_tables import JOB_LOG, PENSTOCK_DATABASE
 
-DATABASE, TABLE = "penstock", "iscp_log"
-LOG_NAME = f"{DATABASE}.{TABLE}"
+LOG_NAME = f"{PENSTOCK_DATABASE}.{JOB_LOG}"
 
 COLUMNS = (
     ("account_id", "int unsigned not null"),

@@ -1,6 +1,12 @@
 import pytest
 
-from penstock.changefeeds.filters import TableFilter
+from penstock.changefeeds.filters import (
+    ColumnSelector,
+    RowFilterRule,
+    TableFilter,
+    row_predicate,
+    selected_columns,
+)
 from penstock.errors import Invalid
 from penstock.follow.ddl_events import TableChange
 from support.ddlevents import alter_table, create_database, drop_database, rename_tables, table_schema
@@ -22,6 +28,12 @@ from support.ddlevents import alter_table, create_database, drop_database, renam
         (("shop.o",), "shop.orders", False),
         (("s.t",), "shop.s.t", False),
         (("shop.*",), "shop.a.b", True),
+        (("*.*", "penstock.*", "penst*.*", "*.iscp_log"), "penstock.iscp_log", False),
+        (("penstock.iscp_log",), "Penstock.ISCP_log", True),
+        (("penstock.iscp_log", "*.*"), "penstock.iscp_log", True),
+        (("penstock.iscp_log", "!penstock.*"), "penstock.iscp_log", False),
+        (("!penstock.iscp_log", "*.*"), "penstock.iscp_log", False),
+        (("mysql.*", "*.user"), "mysql.user", False),
     ],
 )
 def test_the_last_rule_that_fits_decides(patterns: tuple[str, ...], name: str, taken: bool) -> None:
@@ -49,6 +61,29 @@ def test_a_database_counts_when_a_table_of_it_could(patterns: tuple[str, ...], t
     table_filter = TableFilter(patterns)
     assert table_filter.matches_database("Shop") is taken
     assert (table_filter.filter_ddl(create_database(5, "shop")) is not None) is taken
+
+
+@pytest.mark.parametrize(
+    ("patterns", "taken"),
+    [
+        (("*.*",), False),
+        (("penstock.*",), False),
+        (("!penstock.iscp_log", "*.*"), False),
+        (("penstock.iscp_log",), True),
+    ],
+)
+def test_a_system_database_counts_when_a_pattern_is_the_name_of_its_table(
+    patterns: tuple[str, ...], taken: bool
+) -> None:
+    table_filter = TableFilter(patterns)
+    assert table_filter.matches_database("Penstock") is taken
+    assert (table_filter.filter_ddl(create_database(5, "penstock")) is not None) is taken
+
+
+def test_rules_for_columns_and_rows_match_a_system_table_by_wildcards() -> None:
+    log = table_schema(1, "penstock.iscp_log")
+    assert selected_columns(log, [ColumnSelector(("*.*",), ("!v",))]) is not None
+    assert row_predicate(log, [RowFilterRule(("pen*.*",), "id > 3")]) == "id > 3"
 
 
 def test_a_ddl_keeps_only_what_is_carried() -> None:
