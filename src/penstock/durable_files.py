@@ -1,16 +1,44 @@
-"""Files that survive a loss of power.
+"""Files that survive a loss of power, and that only the user of Penstock can read.
 
 The bytes of a file and its name in a folder reach the disk separately, each when it is synced. A process can
 read what a killed process left behind although it is not on the disk yet; it must sync it before it relies
 on it.
+
+Rows lie in data directories, logs and scratch files. Their folders have mode 0700 and their files 0600,
+whatever the umask: files that we open get the mode here. Processes whose libraries open files themselves
+(RocksDB) call `keep_files_private` first. Files of changefeeds and of job targets are for others to read:
+they follow the umask.
 """
 
 import errno
+import logging
 import os
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any, Literal
 
-__all__ = ["make_folder", "replace_file", "sync_data", "sync_folder"]
+__all__ = [
+    "PRIVATE_FILE",
+    "PRIVATE_FOLDER",
+    "create_private",
+    "keep_files_private",
+    "make_data_directory",
+    "make_folder",
+    "make_private_folder",
+    "open_private",
+    "replace_file",
+    "sync_data",
+    "sync_folder",
+    "too_wide",
+]
+
+PRIVATE_FOLDER = 0o700
+PRIVATE_FILE = 0o600
+_PRIVATE_UMASK = 0o077
+
+_log = logging.getLogger(__name__)
 
 
 def sync_data(handle: int) -> None:
@@ -33,21 +61,106 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and its parents. On return their names are on the disk, also those that existed."""
-    folder.mkdir(parents=True, exist_ok=True)
+def make_folder(folder: Path, *, private: bool = True) -> None:
+    """Make a folder and its parents. On return their names are on the disk, also those that existed.
+
+    A folder that is not private follows the umask. One that exists keeps its mode.
+    """
+    if private:
+        make_private_folder(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
     for above in folder.absolute().parents:
         with suppress(PermissionError):  # we cannot have made anything in a folder that we may not list
             sync_folder(above)
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and the parents that are missing, for this user only. One that exists keeps its mode."""
+    try:
+        folder.mkdir(mode=PRIVATE_FOLDER)
+    except FileNotFoundError:
+        make_private_folder(folder.parent)
+        folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def make_data_directory(folder: Path, *, with_content: bool = True) -> None:
+    """Make a folder that is Penstock's alone, as `make_folder` does; narrow one that others can read.
+
+    Narrowing changes everything in the folder first and the folder last, so that a process that is killed in
+    between begins again at its next start. Folders that everybody may write to (/tmp) and folders of other
+    users stay as they are, with a warning: what Penstock makes in them is private.
+    """
+    make_folder(folder)
+    found = folder.stat()
+    if not too_wide(found.st_mode) or not os.access(folder, os.W_OK):  # its user fails, and says why
+        return
+    facts = {"folder": str(folder), "mode": f"{stat.S_IMODE(found.st_mode):03o}"}
+    if found.st_mode & stat.S_ISVTX or found.st_uid != os.geteuid():
+        _log.warning("other users can list a data directory; give Penstock one of its own", extra=facts)
+        return
+    entries = sum(_narrow(path) for path in _below(folder)) if with_content else 0
+    folder.chmod(PRIVATE_FOLDER)
+    _log.info("other users could read a data directory; narrowed it", extra=facts | {"entries": entries})
+
+
+def too_wide(mode: int) -> bool:
+    """Return whether a mode lets anybody but the owner do something."""
+    return bool(mode & 0o077)
+
+
+def _narrow(path: Path) -> bool:
+    """Take the rights of others from a file or folder; return whether they had any."""
+    with suppress(FileNotFoundError, PermissionError):  # removed meanwhile, or another user's
+        mode = path.lstat().st_mode
+        if too_wide(mode) and not stat.S_ISLNK(mode):
+            path.chmod(stat.S_IMODE(mode) & ~0o077)
+            return True
+    return False
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for above, folders, files in os.walk(folder):  # does not follow links
+        for name in (*folders, *files):
+            yield Path(above, name)
+
+
+def open_private(path: Path, mode: Literal["xb", "wb", "a+b"], *, buffering: int = -1) -> IO[bytes]:
+    """Open a file to write; a new one is for this user only."""
+    opened: IO[Any] = open(path, mode, buffering, opener=_open_for_owner)  # noqa: SIM115 - `Path.open` takes no opener
+    return opened
+
+
+def _open_for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)
+
+
+def create_private(path: Path) -> None:
+    """Create an empty file and its folder for this user only; who writes the file then keeps its mode."""
+    make_private_folder(path.parent)
+    path.touch(PRIVATE_FILE)
+
+
+def keep_files_private() -> None:
+    """Let every file that this process makes from now on be for this user only.
+
+    For processes whose libraries make files of their own, and that write nothing for others.
+    """
+    os.umask(_PRIVATE_UMASK)
+
+
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically. On return the new content is on the disk.
+    """Replace a file atomically. On return the new content is on the disk, for this user only.
 
     Only one writer at a time: the incomplete file lies beside the old one, under the same name with `.new`.
     """
     fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
+    with suppress(FileNotFoundError):  # of a killed process; it may be for others to read
+        fresh.unlink()
+    with open_private(fresh, "xb") as file:
         file.write(data)
         file.flush()
         sync_data(file.fileno())

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -25,7 +25,15 @@ from obstore import exceptions
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from penstock.clock import SYSTEM, Clock
-from penstock.durable_files import make_folder, sync_data, sync_folder
+from penstock.durable_files import (
+    PRIVATE_FOLDER,
+    make_data_directory,
+    make_folder,
+    make_private_folder,
+    open_private,
+    sync_data,
+    sync_folder,
+)
 from penstock.errors import Denied, Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -44,6 +52,7 @@ _UPLOAD_PART_BYTES = 8 * 1024 * 1024
 _LOCK_WAIT_S, _LOCK_LOOK_S = 10.0, 0.005
 _ADVANCES_MAX = 100  # processes that may come between one `advance` and its object
 _SYNCED_FOLDERS_MAX = 10_000
+_BY_UMASK = 0o777
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,9 @@ class ObjectStorage:
                 return obstore.get(self._store, path).bytes().to_bytes()
             except FileNotFoundError:
                 return None
+
+    def keep_private(self) -> None:
+        """Make a local directory for this user only, with what is in it; do nothing for other storage."""
 
     def exists(self, path: str) -> bool:
         """Return whether the object exists."""
@@ -289,13 +301,23 @@ class _ObjectFile(io.RawIOBase):
 
 
 class LocalStorage(ObjectStorage):
-    """A local directory. A change is on the disk before its call returns."""
+    """A local directory. A change is on the disk before its call returns.
 
-    def __init__(self, url: str, folder: Path, clock: Clock) -> None:
+    Only this user can read what is written to it, unless it is shared: then files follow the umask.
+    """
+
+    def __init__(self, url: str, folder: Path, clock: Clock, *, shared: bool = False) -> None:
+        if not shared:
+            make_private_folder(folder)
         super().__init__(url, LocalStore(folder, mkdir=True), clock)
         self._folder = folder
+        self._shared = shared
         self._synced: set[Path] = set()
         """Folders whose names are on the disk."""
+
+    def keep_private(self) -> None:
+        with self._failures("narrow", ""):
+            make_data_directory(self._folder)
 
     def open(self, path: str) -> pa.NativeFile:
         with self._failures("open", path):
@@ -367,7 +389,7 @@ class LocalStorage(ObjectStorage):
         """
         self._make_folder(self._folder / STAGING)
         deadline = self._clock.monotonic() + _LOCK_WAIT_S
-        with (self._folder / STAGING_LOCK).open("a+b") as file:
+        with self._create_file(STAGING_LOCK, "a+b") as file:
             while not _try_flock(file):
                 if self._clock.monotonic() > deadline:
                     file.seek(0)
@@ -385,7 +407,7 @@ class LocalStorage(ObjectStorage):
         self._make_folder(self._folder / STAGING)
         staged = self._folder / STAGING / self._clock.unique_id()
         try:
-            with staged.open("xb") as file:
+            with self._create_file(staged, "xb") as file:
                 if isinstance(data, Path):
                     with data.open("rb") as source:
                         shutil.copyfileobj(source, file, _UPLOAD_PART_BYTES)
@@ -397,6 +419,10 @@ class LocalStorage(ObjectStorage):
         finally:
             staged.unlink(missing_ok=True)
 
+    def _create_file(self, path: str | Path, mode: Literal["xb", "a+b"]) -> IO[bytes]:
+        target = self._folder / path
+        return target.open(mode) if self._shared else open_private(target, mode)
+
     def _prepare(self, path: str) -> Path:
         target = self._folder / path
         self._make_folder(target.parent)
@@ -407,10 +433,10 @@ class LocalStorage(ObjectStorage):
         if folder in self._synced and folder.is_dir():
             return
         if folder == self._folder:
-            make_folder(folder)
+            make_folder(folder, private=not self._shared)
         else:
             self._make_folder(folder.parent)
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=_BY_UMASK if self._shared else PRIVATE_FOLDER, exist_ok=True)
             sync_folder(folder.parent)
         if len(self._synced) >= _SYNCED_FOLDERS_MAX:
             self._synced.clear()
@@ -426,9 +452,11 @@ def _try_flock(file: IO[bytes]) -> bool:
 
 
 def open_storage(
-    url: str, options: Mapping[str, str] | None = None, *, clock: Clock = SYSTEM
+    url: str, options: Mapping[str, str] | None = None, *, shared: bool = False, clock: Clock = SYSTEM
 ) -> ObjectStorage:
     """Open a storage URL; raise Invalid when the URL or an option is wrong.
+
+    What is written to a local directory is for this user only, unless it is `shared`.
 
     Options are obstore's configuration keys (endpoint, region, access_key_id, ...). The usual environment
     variables of each cloud apply as well.
@@ -437,7 +465,7 @@ def open_storage(
     if parts.scheme not in _SCHEMES:
         raise Invalid(f"storage URL {url!r} has an unknown scheme; use one of {', '.join(_SCHEMES)}://")
     if parts.scheme == "file":
-        return _open_folder(url, unquote(parts.netloc + parts.path), clock)
+        return _open_folder(url, unquote(parts.netloc + parts.path), clock, shared=shared)
     config = dict(options or {})
     settings: dict[str, Any] = {"config": config, "retry_config": _RETRIES}
     if config.pop("allow_http", "") == "true":  # even empty client_options would hide AWS_ALLOW_HTTP
@@ -449,9 +477,9 @@ def open_storage(
     return ObjectStorage(url, store, clock)
 
 
-def _open_folder(url: str, path: str, clock: Clock) -> ObjectStorage:
+def _open_folder(url: str, path: str, clock: Clock, *, shared: bool) -> ObjectStorage:
     try:
-        return LocalStorage(url, Path(path).absolute(), clock)
+        return LocalStorage(url, Path(path).absolute(), clock, shared=shared)
     except (exceptions.BaseError, OSError) as error:
         raise Invalid(f"storage {url} cannot be opened ({_reason(error)}); check the directory") from error
 
@@ -465,7 +493,7 @@ def _reason(error: BaseException) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-_open_storages: dict[tuple[str, tuple[tuple[str, str], ...]], ObjectStorage] = {}
+_open_storages: dict[tuple[str, tuple[tuple[str, str], ...], bool], ObjectStorage] = {}
 _opening = threading.Lock()
 
 
@@ -475,12 +503,15 @@ class StorageRef:
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    shared: bool = False
+    """Whether users of the machine other than Penstock's may read a local directory, as the umask says."""
 
     def open(self) -> ObjectStorage:
         """Return the storage. Equal references share one within a process, also for memory://."""
-        key = self.url, tuple(sorted(self.options.items()))
+        shared = self.shared and self.url.startswith("file:")
+        key = self.url, tuple(sorted(self.options.items())), shared
         with _opening:
             storage = _open_storages.get(key)
             if storage is None:
-                storage = _open_storages[key] = open_storage(self.url, self.options)
+                storage = _open_storages[key] = open_storage(self.url, self.options, shared=shared)
             return storage

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.columnar.row_hash import Hashes
+from penstock.durable_files import create_private, make_private_folder
 
 __all__ = ["PARTS", "SLICE_BYTES", "SLICE_ROWS", "HashedSpill", "SortOrder", "SortedSpill", "order_by"]
 
@@ -80,7 +81,7 @@ def sort_rows(
         yield from rows
         return
     cuts = choose_cuts(load(), order.keys, parts=-(-2 * nbytes // memory_bytes))
-    scratch.mkdir(parents=True, exist_ok=True)
+    make_private_folder(scratch)
     with TemporaryDirectory(dir=scratch) as folder:
         files = [Path(folder) / f"{index}.arrow" for index in range(len(cuts) + 1)]
         _divide(_sort_chunks(load(), order, memory_bytes // 2), order, cuts, files)
@@ -127,6 +128,8 @@ def _divide(
     chunks: Iterable[pa.RecordBatch], order: SortOrder, cuts: Sequence[Place], files: Sequence[Path]
 ) -> None:
     with ExitStack() as stack:
+        for file in files:
+            create_private(file)
         writers = [stack.enter_context(pa.ipc.new_stream(str(file), order.schema)) for file in files]
         for chunk in chunks:
             bounds = [0, *(position(chunk, order.keys, cut) for cut in cuts), chunk.num_rows]
@@ -192,9 +195,10 @@ class SortedSpill:
 
     def _spill(self) -> None:
         if self._writer is None:
-            self._scratch.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._scratch)
             folder = self._stack.enter_context(TemporaryDirectory(dir=self._scratch))
             self._file = Path(folder) / "spool.arrow"
+            create_private(self._file)
             self._writer = self._stack.enter_context(pa.ipc.new_stream(str(self._file), self._order.schema))
         for batch in self._held:
             self._writer.write_batch(batch)
@@ -283,7 +287,7 @@ class HashedSpill:
 
     def _write(self, number: int, part: pa.RecordBatch) -> None:
         if self._writer is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            create_private(self._path)
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             self._writer = pa.ipc.new_file(self._path, self.schema, options=options)
         self._writer.write_batch(part)

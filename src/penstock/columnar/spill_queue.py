@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from penstock import metrics
+from penstock.durable_files import PRIVATE_FILE, create_private, make_private_folder
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -121,9 +122,9 @@ class SpillQueue(Generic[T]):
     def _writable(self) -> _Segment:
         if self._segments and self._segments[-1].nbytes < self._segment_bytes:
             return self._segments[-1]
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         path = self._folder / f"{next(self._numbers):06}.arrow"
-        segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
         finished = [earlier for earlier in self._segments if not earlier.unread]
         self._segments.append(segment)
         for earlier in finished:
@@ -200,7 +201,7 @@ class SpillTable:
 
     def _spill(self) -> None:
         if self._writer is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            create_private(self._path)
             self._writer = pa.ipc.new_file(str(self._path), self._schema)
         for batch in self._held:
             self._writer.write_batch(batch)

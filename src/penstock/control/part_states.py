@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+from penstock.durable_files import create_private, make_data_directory
 from penstock.errors import Corrupt, Unavailable
 
 __all__ = ["PartKind", "PartState", "PartStatus", "UpStates"]
@@ -65,8 +66,9 @@ class UpStates:
 
     def write(self, folder: Path) -> None:
         """Replace the file of a folder atomically. Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_data_directory(folder, with_content=False)
         temporary = folder / f".{_NAME}.{self.pid}"
+        create_private(temporary)
         temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
         temporary.replace(folder / _NAME)
 

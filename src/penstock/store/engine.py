@@ -24,7 +24,7 @@ from rocksdict import (
 )
 
 from penstock import metrics
-from penstock.durable_files import make_folder
+from penstock.durable_files import make_data_directory
 from penstock.errors import Corrupt, Invalid, Unavailable
 
 _MIB = 1024 * 1024
@@ -164,7 +164,7 @@ class Engine:
         Without `sync` a write may be lost when the machine (not only the process) goes down.
         """
         try:
-            make_folder(path)
+            make_data_directory(path)
         except OSError as error:
             raise Invalid(
                 f"data directory {path} cannot be created ({error.strerror}); choose another one"

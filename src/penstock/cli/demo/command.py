@@ -39,6 +39,7 @@ from penstock.cli.up.supervisor import run_deployment
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.verify import TargetReport, VerifyOptions, verify_targets
+from penstock.durable_files import create_private
 from penstock.errors import PenstockError
 from penstock.jobs.consumer import find_consumer
 from penstock.verify.target import TargetVerifyReport
@@ -124,6 +125,7 @@ def _end_on_sigterm() -> Iterator[None]:
 @contextmanager
 def _log_parts(path: Path, console: Console) -> Iterator[None]:
     """Write the log lines of parts to a file; print its last lines when the demonstration fails."""
+    create_private(path)
     with path.open("w+", encoding="utf-8") as log:
         try:
             with redirect_stderr(log):

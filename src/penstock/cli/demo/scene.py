@@ -13,6 +13,7 @@ from penstock.control.changefeeds import create_from_options
 from penstock.control.deployment import Deployment
 from penstock.control.jobs import register_job
 from penstock.control.search import SearchOptions, search_index
+from penstock.durable_files import make_private_folder
 from penstock.errors import Invalid
 from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
@@ -69,7 +70,7 @@ def demo_folder(data: Path | None) -> Iterator[Path]:
             yield Path(folder)
         return
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        make_private_folder(data)
         has_files = any(data.iterdir())
     except OSError as error:
         raise Invalid(f"{data} cannot be used ({error.strerror}); give another --data") from error

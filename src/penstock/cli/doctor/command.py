@@ -58,6 +58,8 @@ def _checks(settings: Settings | None) -> Iterator[Check]:
     yield partial(machine.check_memory, settings)
     for key, path in storage.data_folders(settings):
         yield partial(storage.check_folder, key, path)
+    for key, path in storage.private_folders(settings):
+        yield partial(storage.check_privacy, key, path)
     for address in network.listen_addresses(settings):
         yield partial(network.check_port, address, settings)
     yield partial(network.check_cluster, settings)

@@ -6,6 +6,7 @@ refuse and do not.
 """
 
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,16 +19,19 @@ from penstock.cli.doctor.findings import CheckResult, Finding, bad, from_error, 
 from penstock.cli.doctor.network import has_store
 from penstock.cli.output import GIB, format_size
 from penstock.clock import SYSTEM, Clock
+from penstock.durable_files import too_wide
 from penstock.errors import Invalid, PenstockError
 from penstock.object_storage import STAGING, ObjectStorage, StorageRef, open_storage
 from penstock.settings import Settings
 
 __all__ = [
     "check_folder",
+    "check_privacy",
     "check_storage",
     "data_folders",
     "judge_space",
     "local_folder",
+    "private_folders",
     "probe_storage",
     "storage_refs",
 ]
@@ -36,23 +40,28 @@ __all__ = [
 SPACE_MIN, SPACE_ENOUGH = GIB, 10 * GIB
 
 
-def data_folders(settings: Settings) -> Iterator[tuple[str, Path]]:
-    """Yield the folders of this machine in the settings, with their keys; remote storage is left out."""
+def private_folders(settings: Settings) -> Iterator[tuple[str, Path]]:
+    """Yield the folders of this machine that are Penstock's alone, with their keys."""
     if has_store(settings):
         yield "store.data", settings.store.data
     yield "capture.data", settings.capture.data
     yield "jobs.data", settings.jobs.data
     yield "up.data", settings.up.data
-    urls = {"capture.storage": settings.capture.storage}
+    events = local_folder(settings.capture.storage)
+    if events is not None:
+        yield "capture.storage", events
+
+
+def data_folders(settings: Settings) -> Iterator[tuple[str, Path]]:
+    """Yield the folders of this machine in the settings, with their keys; remote storage is left out."""
+    yield from private_folders(settings)
     for name, feed in settings.changefeeds.items():
         try:
-            urls[f"changefeeds.{name}.sink_uri"] = split_uri(feed.sink_uri.get_secret_value()).url
+            path = local_folder(split_uri(feed.sink_uri.get_secret_value()).url)
         except Invalid:  # the storage check reports it
             continue
-    for key, url in urls.items():
-        path = local_folder(url)
         if path is not None:
-            yield key, path
+            yield f"changefeeds.{name}.sink_uri", path
 
 
 def local_folder(url: str) -> Path | None:
@@ -76,6 +85,20 @@ def check_folder(key: str, path: Path) -> Finding:
         what = f"{existing} cannot be written to ({error.strerror})"
         return bad(f"folder {key}", what, f"give the user of Penstock write permission, or change {key}")
     return judge_space(key, path, free)
+
+
+def check_privacy(key: str, path: Path) -> list[Finding]:
+    """Check that only its owner can read a data directory; nothing is found where there is none yet."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # `check_folder` reports it
+        return []
+    if not too_wide(mode):
+        return []
+    what = f"{path} has mode {stat.S_IMODE(mode):03o}: other users of the machine can read rows in it"
+    if mode & stat.S_ISVTX:
+        return [bad(f"folder {key}", what, f"change {key} to a folder that only Penstock uses")]
+    return [bad(f"folder {key}", what, f"chmod -R go= {path}, or start Penstock, which does so")]
 
 
 def judge_space(key: str, path: Path, free_bytes: int) -> Finding:
@@ -119,7 +142,7 @@ def check_storage(key: str, ref: StorageRef | Invalid, *, clock: Clock = SYSTEM)
     staging = local / STAGING if local is not None else None
     created_here = staging is not None and not staging.exists()
     try:
-        return probe_storage(name, open_storage(ref.url, ref.options, clock=clock), clock=clock)
+        return probe_storage(name, open_storage(ref.url, ref.options, shared=True, clock=clock), clock=clock)
     except PenstockError as error:
         finding = from_error(name, error)
         what, remedy = (_mask_secrets(text, ref.options) for text in (finding.what, finding.remedy))

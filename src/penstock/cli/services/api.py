@@ -2,6 +2,7 @@
 
 from penstock.api.server import run
 from penstock.cli.service import print_ready, run_until_signalled, serve_metrics
+from penstock.durable_files import keep_files_private
 from penstock.settings import Settings
 
 __all__ = ["serve"]
@@ -12,5 +13,6 @@ def serve(settings: Settings) -> None:
 
     Prints one line of JSON with the address once it is ready. The cluster may start later.
     """
+    keep_files_private()
     with serve_metrics(settings.metrics_addr) as metrics:
         run_until_signalled(run(settings, ready=lambda url: print_ready({"api": url} | metrics)))

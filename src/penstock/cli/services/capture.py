@@ -5,6 +5,7 @@ import signal
 
 from penstock import tracing
 from penstock.cli.service import print_ready, serve_metrics
+from penstock.durable_files import keep_files_private
 from penstock.eventstore.capture.capture import Capture
 from penstock.settings import Settings
 
@@ -17,6 +18,7 @@ async def serve(settings: Settings) -> None:
     Once it is ready, prints one line of JSON with the address of the Flight service, and of its metrics when
     the settings have an address for them.
     """
+    keep_files_private()
     with serve_metrics(settings.metrics_addr) as metrics:
         await _serve(settings, metrics)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.cli.service import print_ready, serve_metrics
 from penstock.clock import SYSTEM
+from penstock.durable_files import keep_files_private
 from penstock.errors import Invalid, PenstockError
 from penstock.kv import Client
 from penstock.settings import KvSettings, Settings, StoreSettings, TlsSettings, load, parse
@@ -77,6 +78,7 @@ def store_client(store: StoreSettings, file: Settings) -> StoreClient:
 
 async def serve(settings: StoreSettings, client: StoreClient, *, metrics_addr: str | None = None) -> None:
     """Serve until SIGTERM or SIGINT; print one line of JSON with the addresses once ready."""
+    keep_files_private()
     with serve_metrics(metrics_addr) as metrics:
         await _serve(settings, client, metrics)
 

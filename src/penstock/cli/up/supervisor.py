@@ -24,6 +24,7 @@ from penstock.cli.up.process import PartProcess, ProcessExit
 from penstock.cli.up.supervision import Supervision
 from penstock.clock import SYSTEM, Clock
 from penstock.control.part_states import PartState, PartStatus, UpStates
+from penstock.durable_files import create_private, make_data_directory
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings
 
@@ -41,7 +42,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """
     path = folder / _LOCK_NAME
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_data_directory(folder, with_content=False)  # parts narrow their own folders below it
+        create_private(path)
         file = path.open("a+", encoding="ascii")
     except OSError as error:
         raise Invalid(f"{path} cannot be written ({error.strerror}); check up.data, or --data") from error

@@ -128,4 +128,4 @@ class LakeOptions(ConsumerOptions):
     @property
     def place(self) -> StorageRef:
         """The storage of the copy."""
-        return StorageRef(self.uri, reveal_secrets(self.storage))
+        return StorageRef(self.uri, reveal_secrets(self.storage), shared=True)

@@ -28,6 +28,7 @@ from penstock.consumers.search_index.lance_table import (
 )
 from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.upkeep import IndexKeeper, IndexKind, Limits
+from penstock.durable_files import make_private_folder
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import (
@@ -231,7 +232,7 @@ class IndexConsumer(Consumer):
         return self.table.change(before, IndexRows(fragments, keys_of(removed, before.dataset.schema)), mark)
 
     def _scratch(self) -> Path:
-        self.job.scratch.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.job.scratch)
         return self.job.scratch
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:

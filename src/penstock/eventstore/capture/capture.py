@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
-from penstock.durable_files import make_folder, replace_file
+from penstock.durable_files import make_data_directory, replace_file
 from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, Unavailable, Undetermined
 from penstock.eventstore import paths
 from penstock.eventstore.capture import tables as sharing
@@ -164,6 +164,7 @@ class Capture:
         storage = await asyncio.to_thread(
             StorageRef(settings.capture.storage, settings.capture.storage_options).open
         )
+        await asyncio.to_thread(storage.keep_private)
         data_id = await asyncio.to_thread(_data_id, settings.capture.data, clock)
         clients = await _Clients.connect(settings, clock)
         capture = cls(settings, clients, storage, data_id, access, clock)
@@ -653,7 +654,7 @@ def _data_id(data: Path, clock: Clock) -> str:
     """Return a name for this data directory that stays with it; create it if there is none."""
     path = data / "id"
     try:
-        make_folder(data)
+        make_data_directory(data)
         if (
             not path.exists() or not path.read_bytes()
         ):  # empty: an older version lost power while it wrote the file

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import IO
 
 import pyarrow as pa
 
-from penstock.durable_files import sync_data, sync_folder
+from penstock.durable_files import open_private, sync_data, sync_folder
 from penstock.errors import Corrupt
 from penstock.eventstore import paths
 from penstock.eventstore.log import frames
@@ -53,7 +52,7 @@ class SegmentFile:
     def __init__(self, folder: Path, number: int, sync: Sync) -> None:
         self.number = number
         self._sync = sync
-        self._file: IO[bytes] = paths.wal_segment(folder, number).open("xb", buffering=0)
+        self._file = open_private(paths.wal_segment(folder, number), "xb", buffering=0)
         try:
             self._file.write(frames.segment_header(number))  # synced with the first group
             sync_folder(folder)

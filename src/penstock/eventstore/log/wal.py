@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
-from penstock.durable_files import make_folder, sync_data
+from penstock.durable_files import make_folder, open_private, sync_data
 from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.log import frames
@@ -118,7 +118,7 @@ class Wal:
         """
         try:
             make_folder(self._folder)
-            self._owner = (self._folder / "LOCK").open("wb")
+            self._owner = open_private(self._folder / "LOCK", "wb")
             fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._recover(replay)
         except BlockingIOError as error:

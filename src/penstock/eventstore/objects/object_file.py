@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.clock import SYSTEM, Clock
+from penstock.durable_files import create_private
 from penstock.errors import Corrupt
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo, ObjectKind
@@ -110,7 +111,7 @@ class ObjectWriter:
         if not self._pending:
             return
         if self._writer is None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            create_private(self._file)
             self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
         rows = pa.Table.from_batches(self._pending).cast(self._schema)
         self._writer.write_table(rows, self._group_rows)

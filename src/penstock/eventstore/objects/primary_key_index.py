@@ -32,6 +32,7 @@ from rocksdict import (
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
+from penstock.durable_files import make_private_folder
 from penstock.errors import Unavailable
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions, live_mask
@@ -123,7 +124,7 @@ def _open(path: Path) -> Rdict:
 
 
 def _open_once(path: Path) -> Rdict:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path)
     options = Options(raw_mode=True)
     options.set_write_buffer_size(16 * _MIB)
     options.set_max_write_buffer_number(2)

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
+from penstock.durable_files import PRIVATE_FOLDER, make_data_directory, open_private
 from penstock.errors import Invalid, PenstockError
 from penstock.follow.cluster_tables import TableGone
 from penstock.follow.source import ScanSource
@@ -318,8 +319,9 @@ class Scratch:
         """Create it, and remove those of ended processes; raise Invalid when `data` cannot be used."""
         new = self._data / f"{_NEW_PREFIX}{self._name}"
         try:
-            new.mkdir(parents=True)
-            self._lock = (new / _LOCK).open("wb")
+            make_data_directory(self._data)
+            new.mkdir(mode=PRIVATE_FOLDER)
+            self._lock = open_private(new / _LOCK, "wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             new.rename(self.folder)  # others see it only now that it is locked
             for other in self._data.glob(f"{_PREFIX}*"):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
 from penstock import metrics
+from penstock.durable_files import make_private_folder
 
 __all__ = ["CachedEnd", "PrewriteMemory", "PrewriteSpill", "SpilledPrewrite"]
 
@@ -153,7 +154,7 @@ class PrewriteSpill:
         with self._lock:
             if self._db is None:
                 if self._parent is not None:
-                    self._parent.mkdir(parents=True, exist_ok=True)
+                    make_private_folder(self._parent)
                 self._path = Path(mkdtemp(prefix="penstock-prewrites-", dir=self._parent))
                 self._db = Rdict(str(self._path / "db"), _options())
                 unlogged = WriteOptions()

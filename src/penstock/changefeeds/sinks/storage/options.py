@@ -123,7 +123,7 @@ def parse_sink_uri(
     `parameters` are what the URI's query may also have, `storage_options` are obstore's; the URI wins.
     """
     split = split_uri(uri)
-    target = StorageRef(split.url, {**(storage_options or {}), **split.storage_options})
+    target = StorageRef(split.url, {**(storage_options or {}), **split.storage_options}, shared=True)
     values = parse_parameters({**(parameters or {}), **split.parameters})
     return SinkOptions(target=target, masked_uri=mask_uri(uri), **values)
 
