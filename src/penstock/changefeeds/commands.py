@@ -19,7 +19,8 @@ from penstock.changefeeds.model import (
     check_changefeed_id,
 )
 from penstock.changefeeds.sink_uri import location_of
-from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.sinks.storage.options import sink_options as resolve_sink_options
 from penstock.changefeeds.sinks.storage.remote_files import check_unused
 from penstock.changefeeds.store import ChangefeedStore, Check
 from penstock.clock import SYSTEM, Clock
@@ -43,6 +44,11 @@ _FILE_OPTIONS = (
     "schema_files",
     "column_selectors",
 )  # what a consumer assumes of all files of a version
+
+
+def sink_options(settings: ChangefeedSettings) -> SinkOptions:
+    """Return a changefeed's options as far as this process has its secrets; only its runner needs them."""
+    return resolve_sink_options(settings, lenient=True)
 
 
 async def create_changefeed(

@@ -19,6 +19,7 @@ from penstock.changefeeds.store import ChangefeedStore, LeasedProgress
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.follow.follower import SliceFollower
+from penstock.secret_references import UnresolvedReference
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
 
 _POLL_S = 1.0
@@ -49,8 +50,12 @@ async def create_configured_changefeeds(
 def _has_settings(info: ChangefeedInfo, section: ChangefeedSettings) -> bool:
     """Return whether the stored settings are these; a setting that is newer than the row has its default."""
     try:
-        return parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}") == section
-    except Invalid:
+        stored = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
+        plain = {"sink_uri": section.sink_uri, "storage_options": {}, "sink": {}}  # compared when resolved
+        return stored.model_copy(update=plain) == section.model_copy(update=plain) and (
+            sink_options(stored) == sink_options(section)
+        )
+    except (Invalid, UnresolvedReference):
         return False
 
 

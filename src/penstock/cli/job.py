@@ -30,7 +30,7 @@ Options = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="Option of the consumer; may be repeated. ${NAME} is replaced from the environment.",
+        help="Option of the consumer; may be repeated. The runner resolves ${NAME} and ${file:PATH}.",
     ),
 ]
 Columns = Annotated[

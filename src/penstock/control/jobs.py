@@ -67,11 +67,26 @@ def _read_spec_file(path: Path) -> Any:
         raise Invalid(f"spec file {path} is not valid YAML{at}; correct its syntax") from None
     if tree is not None and not isinstance(tree, dict):
         raise Invalid(f"spec file {path} must be a mapping of keys to values, not a {type(tree).__name__}")
-    return expand(tree or {})
+    return _expand_spec(tree or {})
+
+
+def _expand_spec(tree: dict[str, Any]) -> Any:
+    """Expand a spec, except for the options of its consumer, in which references are kept for the runner."""
+    detail = tree.get("detail")
+    consumer = detail.get("consumer") if isinstance(detail, dict) else None
+    if not isinstance(detail, dict) or not isinstance(consumer, dict) or "options" not in consumer:
+        return expand(tree)
+    bare = {key: value for key, value in consumer.items() if key != "options"}
+    expanded: dict[str, Any] = expand({**tree, "detail": {**detail, "consumer": bare}})
+    expanded["detail"]["consumer"]["options"] = consumer["options"]
+    return expanded
 
 
 def parse_options(pairs: list[str]) -> dict[str, str]:
-    """Parse options of the form name=value; raise Invalid for another form, without showing the value."""
+    """Parse options of the form name=value; raise Invalid for another form, without showing the value.
+
+    References to secrets are kept: the process that runs the job resolves them.
+    """
     options: dict[str, str] = {}
     for number, pair in enumerate(pairs, 1):
         name, equals, value = pair.partition("=")
@@ -80,7 +95,7 @@ def parse_options(pairs: list[str]) -> dict[str, str]:
         if name in options:
             raise Invalid(f"--option {name} is given twice; give it once")
         options[name] = value
-    return {name: str(expand(value)) for name, value in options.items()}
+    return options
 
 
 def parse_state(name: str | None) -> JobState | None:

@@ -12,6 +12,7 @@ from penstock.changefeeds.sink_uri import location_of, split_uri
 from penstock.errors import Invalid
 from penstock.jobs.consumer import BUILT_IN
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
+from penstock.secret_references import has_reference, resolve_values
 from penstock.settings import ChangefeedSettings
 
 __all__ = ["Tenant", "TenantRefused", "check_feed", "check_job", "is_below"]
@@ -76,7 +77,9 @@ def check_feed(tenant: Tenant, settings: ChangefeedSettings) -> None:
                 f"the pattern {pattern!r} names no database of account {tenant.account}; write the full name"
                 " of one of its databases, as in shop.*"
             )
-    sink = split_uri(settings.sink_uri.get_secret_value())
+    uri = settings.sink_uri.get_secret_value()
+    _without_references({**settings.storage_options, **settings.sink})
+    sink = split_uri(_without_references({"sink_uri": uri})["sink_uri"])
     _check_target(tenant, "sink_uri", sink.url)
     _check_storage({**settings.storage_options, **sink.storage_options})
     for name in {**settings.sink, **sink.parameters}:
@@ -92,7 +95,7 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
         )
     if spec.job_type not in {DEFAULT, GREEDY, PERIODIC}:
         raise TenantRefused(f"trigger {spec.job_type!r} is for admins only; use default, greedy or periodic")
-    options = spec.detail.consumer.options
+    options = _without_references(spec.detail.consumer.options)
     for name in _TARGETS.get(spec.consumer, ()):
         if options.get(name):
             _check_target(tenant, name, options[name])
@@ -111,6 +114,20 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
     _check_storage(
         {name.partition(".")[2]: value for name, value in options.items() if name.startswith("storage.")}
     )
+
+
+def _without_references(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return texts as the process that uses them reads them; refuse references to secrets.
+
+    That process would resolve them: it has the operator's environment and files.
+    """
+    for name, text in texts.items():
+        if has_reference(text):
+            raise TenantRefused(
+                f"{name} refers to a secret of the operator, which is for admins only; give the value itself,"
+                " and write $${ for ${"
+            )
+    return resolve_values(texts)
 
 
 def _check_target(tenant: Tenant, name: str, url: str) -> None:

@@ -9,9 +9,10 @@ Changes are part of the caller's transaction: they happen when it commits, toget
 writes. Conflict, at once or at the commit, means: run the transaction again.
 
 `check_spec` finds out before the registration whether a job can do what its spec says. It does no I/O except
-the import of the consumer.
+the import of the consumer and the reading of secrets that its options refer to.
 """
 
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import NamedTuple, NoReturn
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Conflict, Fenced, Invalid, NotFound
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.consumer import Consumer, JobContext, find_consumer, is_comparable
+from penstock.jobs.consumer import Consumer, JobContext, find_consumer, is_comparable, resolve_info
 from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.job_rows import LOG_NAME
@@ -28,12 +29,15 @@ from penstock.jobs.log.transitions import Transition, drop_job, resume_job, resy
 from penstock.jobs.runner.custom_triggers import find_trigger
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec, Schedule, TriggerSpec, UpdateOptions
 from penstock.kv import Client, Transaction
+from penstock.secret_references import UnresolvedReference, has_reference
 from penstock.settings import Settings
 from penstock.tables.arrow import arrow_schema
 from penstock.tables.catalog import Catalog
 from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot
 from penstock.tables.system_tables import is_system
+
+_log = logging.getLogger(__name__)
 
 _PAUSED = JobSpec(trigger=TriggerSpec(paused=True))
 
@@ -281,7 +285,14 @@ def check_spec(
     if not spec.consumer:
         raise Invalid(f"job {job_id} has no consumer; set detail.consumer.consumer")
     key = JobKey(account_id=0, table_id=schema.table.id, job_name=job_id.job, job_id=0)
-    consumer = make_consumer(job_id, key, "", spec, settings, settings.jobs.data / "none")
+    try:
+        consumer = make_consumer(job_id, key, "", spec, settings, settings.jobs.data / "none")
+    except UnresolvedReference as error:  # only the runner has to have its secrets
+        _log.warning(
+            "the options of a job are left for the runner to check",
+            extra={"job": str(job_id), "reason": str(error)},
+        )
+        return
     try:
         if spec.verify_s is not None and not is_comparable(consumer):
             raise Invalid(
@@ -296,7 +307,8 @@ def check_spec(
 def make_paths_absolute(spec: JobSpec, before: JobSpec | None = None) -> JobSpec:
     """Return a spec in whose options all paths are absolute, so that they are the same for every process.
 
-    Relative paths refer to the working directory of this process. `before` is the spec that this one changes:
+    Relative paths refer to the working directory of this process. A path with a reference stays as it is: the
+    process that runs the job resolves it. `before` is the spec that this one changes:
     its options say which options are paths, and stay as they are. Raises Invalid when there is no such
     consumer.
     """
@@ -304,7 +316,9 @@ def make_paths_absolute(spec: JobSpec, before: JobSpec | None = None) -> JobSpec
     whole = before.merge(spec) if before is not None else spec
     if not info.options or not whole.consumer:
         return spec
-    found = find_consumer(whole.consumer).absolute_options(whole.detail.consumer.options)
+    known = whole.detail.consumer.options
+    plain = {name: value for name, value in known.items() if not has_reference(value)}
+    found = {**known, **find_consumer(whole.consumer).absolute_options(plain)}
     options = {name: found[name] for name in info.options}
     detail = spec.detail.model_copy(update={"consumer": info.model_copy(update={"options": options})})
     return spec.model_copy(update={"detail": detail})
@@ -320,12 +334,15 @@ def make_consumer(
     *,
     clock: Clock = SYSTEM,
 ) -> Consumer:
-    """Make a job's consumer outside of iterations; raise Invalid when there is none or an option is wrong."""
+    """Make a job's consumer outside of iterations; raise Invalid when there is none or an option is wrong.
+
+    Raises UnresolvedReference when an option refers to a secret that this process does not have.
+    """
     context = JobContext(
         id=job_id,
         key=key,
         account=account,
-        info=spec.detail.consumer,
+        info=resolve_info(spec.detail.consumer),
         settings=settings,
         scratch=scratch,
         spark=_no_session,

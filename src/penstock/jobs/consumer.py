@@ -32,6 +32,7 @@ from penstock.extras import import_with_extra
 from penstock.jobs.error_codes import TargetDiffers
 from penstock.jobs.job import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
+from penstock.secret_references import resolve_values
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class JobContext:
     key: JobKey
     account: str
     info: ConsumerInfo
+    """The consumer and its options; secrets are in clear here, and must go to the target only."""
     settings: Settings
     scratch: Path
     """A directory for the consumer's files during one iteration; it is created when it is first used."""
@@ -163,6 +165,14 @@ class JobContext:
                 f"{place} is kept by a newer job {self.id}, registered after this one or for a later table of"
                 f" that name; {remedy}give it another target"
             )
+
+
+def resolve_info(info: ConsumerInfo) -> ConsumerInfo:
+    """Return what a consumer gets: the references to secrets in its options are replaced.
+
+    Raises UnresolvedReference when this process has no such secret; the iteration is retried then.
+    """
+    return info.model_copy(update={"options": resolve_values(info.options)})
 
 
 class Consumer(ABC):

@@ -1,10 +1,10 @@
 """The settings of a deployment, loaded from one YAML file and checked.
 
-${NAME} and ${NAME:-default} in the file come from the environment. A wrong value raises Invalid with its key,
-the value and what is allowed; values of secrets are masked.
+${NAME}, ${NAME:-default} and ${file:PATH} in the file are replaced; those in the credentials of changefeeds
+are kept for the process that runs them. A wrong value raises Invalid with its key, the value and what is
+allowed; values of secrets are masked.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from penstock.errors import Invalid
+from penstock.secret_references import UnresolvedReference, escape_references, resolve_references
 from penstock.settings.capture import CaptureSettings, PullerSettings, UpkeepSettings
 from penstock.settings.changefeed import ChangefeedSettings, ColumnSelectorSettings, RowFilterSettings
 from penstock.settings.cluster import KvSettings, StoreSettings
@@ -46,7 +47,6 @@ __all__ = [
     "parse_changefeed",
 ]
 
-_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _SECRET_KEYS = (
     "password",
     "secret",
@@ -109,7 +109,7 @@ def load(path: Path) -> Settings:
         where = getattr(error, "problem_mark", None)
         at = f" at line {where.line + 1}" if where else ""
         raise Invalid(f"settings file {path} is not valid YAML{at}; fix its syntax") from error
-    return parse(expand(tree or {}), origin=str(path))
+    return parse(_expand_file(tree or {}), origin=str(path))
 
 
 def parse(tree: Any, *, origin: str = "settings") -> Settings:
@@ -131,24 +131,45 @@ def parse_changefeed(tree: Any, *, origin: str) -> ChangefeedSettings:
 
 
 def expand(tree: Any) -> Any:
-    """Replace ${NAME} and ${NAME:-default} in every string; raise Invalid when NAME is not set."""
+    """Replace the references to secrets in every string; raise Invalid when one cannot be resolved here."""
     if isinstance(tree, dict):
         return {key: expand(value) for key, value in tree.items()}
     if isinstance(tree, list):
         return [expand(value) for value in tree]
     if isinstance(tree, str):
-        return _VARIABLE.sub(_read_variable, tree)
+        try:
+            return resolve_references(tree)
+        except UnresolvedReference as error:
+            reference, _, why = str(error).partition("} ")
+            raise Invalid(f"settings use {reference}}}, which {why}") from error
     return tree
 
 
-def _read_variable(match: re.Match[str]) -> str:
-    name, default = match["name"], match["default"]
-    value = os.environ.get(name, default)
-    if value is None:
-        raise Invalid(
-            f"settings use ${{{name}}}, which is not set; export {name} or write ${{{name}:-default}}"
-        )
-    return value
+def _expand_file(tree: Any) -> Any:
+    """Expand a settings file, except for the credentials of changefeeds, which their runner resolves.
+
+    They are stored beside the changefeed, as references. Where its files go is known from the start: the
+    part of a sink URI before its parameters is expanded.
+    """
+    feeds = tree.get("changefeeds") if isinstance(tree, dict) else None
+    if not isinstance(feeds, dict):
+        return expand(tree)
+    sections = {name: _expand_feed(section) for name, section in feeds.items()}
+    return {
+        **expand({key: value for key, value in tree.items() if key != "changefeeds"}),
+        "changefeeds": sections,
+    }
+
+
+def _expand_feed(section: Any) -> Any:
+    if not isinstance(section, dict):
+        return expand(section)
+    kept = {key: section[key] for key in ("storage_options",) if key in section}
+    uri = section.get("sink_uri")
+    if isinstance(uri, str):
+        place, mark, parameters = uri.partition("?")
+        kept["sink_uri"] = escape_references(expand(place)) + mark + parameters
+    return {**expand({key: value for key, value in section.items() if key not in kept}), **kept}
 
 
 def _describe(error: ValidationError, *, within: str = "") -> str:

@@ -22,6 +22,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.durable_files import too_wide
 from penstock.errors import Invalid, PenstockError
 from penstock.object_storage import STAGING, ObjectStorage, StorageRef, open_storage
+from penstock.secret_references import UnresolvedReference
 from penstock.settings import Settings
 
 __all__ = [
@@ -119,20 +120,20 @@ _FIRST, _SECOND, _THIRD = b"first", b"second", b"third"
 _CONDITIONAL = "use storage that supports If-None-Match and If-Match on writes, or upgrade it"
 
 
-def storage_refs(settings: Settings) -> Iterator[tuple[str, StorageRef | Invalid]]:
+def storage_refs(settings: Settings) -> Iterator[tuple[str, StorageRef | PenstockError]]:
     """Yield the storage of the settings by key, or the error of a wrong sink URI."""
     yield "capture.storage", StorageRef(settings.capture.storage, settings.capture.storage_options)
     for name, feed in settings.changefeeds.items():
         try:
             yield f"changefeeds.{name}.sink_uri", sink_options(feed).target
-        except Invalid as error:
+        except (Invalid, UnresolvedReference) as error:
             yield f"changefeeds.{name}.sink_uri", error
 
 
-def check_storage(key: str, ref: StorageRef | Invalid, *, clock: Clock = SYSTEM) -> Finding:
+def check_storage(key: str, ref: StorageRef | PenstockError, *, clock: Clock = SYSTEM) -> Finding:
     """Check storage by writing an object, as captures and changefeeds do, and deleting it."""
     name = f"storage {key}"
-    if isinstance(ref, Invalid):
+    if isinstance(ref, PenstockError):
         return from_error(name, ref)
     if ref.url.startswith("memory:"):
         return warn(name, f"{ref.url} belongs to one process and ends with it", f"give {key} durable storage")

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.consumers.search_index.query import SearchQuery
 from penstock.errors import Invalid, Unavailable
-from penstock.jobs.consumer import JobContext, find_consumer
+from penstock.jobs.consumer import JobContext, find_consumer, resolve_info
 from penstock.jobs.job import Job
 from penstock.settings import Settings
 
@@ -81,7 +81,7 @@ def _consumer(job: Job, settings: Settings, clock: Clock) -> "IndexConsumer":
         id=job.id,
         key=job.key,
         account=job.account,
-        info=job.spec.detail.consumer,
+        info=resolve_info(job.spec.detail.consumer),
         settings=settings,
         scratch=Path(),
         spark=_no_spark,

@@ -15,7 +15,7 @@ from penstock.clock import Clock
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.consumer import Consumer, DataType, JobContext, Retrieved
+from penstock.jobs.consumer import Consumer, DataType, JobContext, Retrieved, resolve_info
 from penstock.jobs.error_codes import SchemaRefused, failure_of
 from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, RunOutcome, reconcile
 from penstock.jobs.iteration.shared_scan import SharedScan
@@ -230,7 +230,7 @@ class ConsumerRun:
             id=job.id,
             key=job.key,
             account=job.account,
-            info=job.spec.detail.consumer,
+            info=resolve_info(job.spec.detail.consumer),
             settings=services.settings,
             scratch=self.scratch,
             spark=self._spark,

@@ -28,6 +28,7 @@ from penstock.durations import parse_duration
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
+from penstock.secret_references import UnresolvedReference, resolve_references
 from penstock.settings import ChangefeedSettings
 
 __all__ = ["SinkOptions", "parse_sink_uri", "sink_options"]
@@ -95,12 +96,17 @@ class SinkOptions:
         )
 
 
-def sink_options(settings: ChangefeedSettings) -> SinkOptions:
-    """Return the options of a changefeed; raise Invalid when a setting is refused."""
+def sink_options(settings: ChangefeedSettings, *, lenient: bool = False) -> SinkOptions:
+    """Return the options of a changefeed; raise Invalid when a setting is refused.
+
+    References to secrets are resolved in this process; raises UnresolvedReference when it has no such secret.
+    `lenient` leaves such a reference as it is, for those who only look where files go and how they are made.
+    """
+    resolve = _resolve_known if lenient else resolve_references
     options = parse_sink_uri(
-        settings.sink_uri.get_secret_value(),
-        storage_options=settings.storage_options,
-        parameters=settings.sink,
+        resolve(settings.sink_uri.get_secret_value()),
+        storage_options={name: resolve(value) for name, value in settings.storage_options.items()},
+        parameters={name: resolve(value) for name, value in settings.sink.items()},
     )
     return replace(
         options,
@@ -110,6 +116,13 @@ def sink_options(settings: ChangefeedSettings) -> SinkOptions:
         row_filters=tuple(RowFilterRule(rule.tables, rule.where) for rule in settings.row_filters),
         spark_rows=settings.spark_rows,
     )
+
+
+def _resolve_known(text: str) -> str:
+    try:
+        return resolve_references(text)
+    except UnresolvedReference:
+        return text
 
 
 def parse_sink_uri(

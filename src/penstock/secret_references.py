@@ -1,0 +1,112 @@
+"""References to secrets in texts of operators: kept as they are, resolved in the process that uses them.
+
+    ${NAME}             the environment variable NAME of that process
+    ${NAME:-default}    the default when NAME is not set
+    ${file:/run/token}  the content of a file, without the end of its last line
+    $${                 the characters ${ themselves
+
+`PROVIDERS` has what may stand before the colon. A value is resolved once: what it contains is never looked
+at again. A message names the reference, never a value. Tenants may not write references: they would read
+what is the operator's.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from penstock.errors import Invalid, Unavailable
+
+__all__ = [
+    "PROVIDERS",
+    "UnresolvedReference",
+    "escape_references",
+    "has_reference",
+    "resolve_references",
+    "resolve_values",
+]
+
+_REFERENCE = re.compile(
+    r"\$\$\{"
+    r"|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?"
+    r"|(?P<provider>[a-z]+):(?P<place>[^}-][^}]*))\}"
+)
+_FILE_BYTES_MAX = 1 << 20  # a secret is small; a log or a device would fill the memory
+
+
+class UnresolvedReference(Unavailable):
+    """A reference leads to no secret in this process now; it may once the operator has put it there."""
+
+
+def resolve_references(text: str) -> str:
+    """Return a text with every reference replaced. Blocks while a provider answers.
+
+    Raises UnresolvedReference when there is no such secret, Invalid when there is no such provider.
+    """
+    return _REFERENCE.sub(_resolve, text)
+
+
+def resolve_values(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return a mapping with the references in its values replaced. Raises as `resolve_references` does."""
+    return {name: resolve_references(text) for name, text in texts.items()}
+
+
+def has_reference(text: str) -> bool:
+    """Return whether a text has a reference, to any provider."""
+    return any(found.group() != "$${" for found in _REFERENCE.finditer(text))
+
+
+def escape_references(text: str) -> str:
+    """Return the text that resolves to `text`, whatever that contains."""
+    return text.replace("${", "$${")
+
+
+def _resolve(found: re.Match[str]) -> str:
+    if found.group() == "$${":
+        return "${"
+    provider = found["provider"]
+    if provider is None:
+        return _read_variable(found["name"], found["default"])
+    if provider not in PROVIDERS:
+        known = ", ".join(f"${{{name}:...}}" for name in sorted(PROVIDERS))
+        raise Invalid(
+            f"{found.group()} names no provider of secrets; use ${{NAME}}, {known}, or $${{ for ${{"
+        )
+    return PROVIDERS[provider](found["place"])
+
+
+def _read_variable(name: str, default: str | None) -> str:
+    value = os.environ.get(name, default)
+    if value is None:
+        raise UnresolvedReference(
+            f"${{{name}}} is not set; export {name} where this process starts, or write ${{{name}:-default}}"
+        )
+    return value
+
+
+def _read_file(place: str) -> str:
+    path = Path(place)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UnresolvedReference(f"${{file:{place}}} is no regular file; name the file of one secret")
+        with path.open("rb") as file:
+            data = file.read(_FILE_BYTES_MAX + 1)
+        if len(data) > _FILE_BYTES_MAX:
+            raise UnresolvedReference(
+                f"${{file:{place}}} is larger than a secret; name the file of one secret"
+            )
+        return data.decode().rstrip("\r\n")
+    except OSError as error:
+        raise UnresolvedReference(
+            f"${{file:{place}}} cannot be read ({error.strerror}); let this process read it, or name another"
+        ) from error
+    except UnicodeDecodeError:
+        raise UnresolvedReference(
+            f"${{file:{place}}} is no text in UTF-8; write the secret as text"
+        ) from None
+
+
+PROVIDERS: dict[str, Callable[[str], str]] = {"file": _read_file}
+"""By name, what returns the secret at a place. It raises UnresolvedReference, without a value, when there is
+none."""
