@@ -12,7 +12,7 @@ from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.model import ChangefeedInfo, ChangefeedState
 from penstock.changefeeds.resume import ChangefeedOptions
 from penstock.changefeeds.sinks.storage.cleanup import FileCleanup
-from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
+from penstock.changefeeds.sinks.storage.options import SinkOptions, feed_target, sink_options
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.changefeeds.store import ChangefeedStore, LeasedProgress
@@ -21,6 +21,7 @@ from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.follow.follower import SliceFollower
 from penstock.secret_references import UnresolvedReference
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
+from penstock.targets import TenantTargets
 
 _POLL_S = 1.0
 # For changefeeds that were stored before the lease time was a setting.
@@ -179,6 +180,9 @@ class _RunningChangefeed:
             settings = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
             options = sink_options(settings)
             run_options = changefeed_options(info, settings)
+            tenant = TenantTargets.of(self._settings, info.account)
+            if tenant is not None:  # links and settings may have changed since it was created
+                await asyncio.to_thread(tenant.check, feed_target(options))
             target = options.target.open()
             source = await SliceFollower.connect(
                 self._settings,

@@ -21,7 +21,14 @@ from typing import NamedTuple, NoReturn
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Conflict, Fenced, Invalid, NotFound
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.consumer import Consumer, JobContext, find_consumer, is_comparable, resolve_info
+from penstock.jobs.consumer import (
+    Consumer,
+    JobContext,
+    find_consumer,
+    is_comparable,
+    open_consumer,
+    resolve_info,
+)
 from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.log.job_rows import LOG_NAME
@@ -36,6 +43,7 @@ from penstock.tables.catalog import Catalog
 from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot
 from penstock.tables.system_tables import is_system
+from penstock.targets import TenantTargets
 
 _log = logging.getLogger(__name__)
 
@@ -77,13 +85,17 @@ class Jobs:
 
         Raises Invalid when there is no such table, or the spec names no consumer.
         """
+        return self._register(txn, job_id, spec, confined=self._account is not None)
+
+    def _register(self, txn: Transaction, job_id: JobId, spec: JobSpec, *, confined: bool | None) -> bool:
         source = self._source(txn, job_id)
         if source is None:
             self.log.catalog.table_info(job_id.table_name, txn.start_ts)  # raises, naming what exists
             raise Invalid(f"{job_id.table_name} has no rows to follow; name a table")
         if not spec.consumer:
             raise Invalid(f"the spec of job {job_id} names no consumer; set detail.consumer.consumer")
-        return self.log.add(txn, _new_job(source, spec, at=_now_ms(txn))) is not None
+        job = replace(_new_job(source, spec, at=_now_ms(txn)), confined=confined)
+        return self.log.add(txn, job) is not None
 
     def unregister_job(self, txn: Transaction, job_id: JobId) -> bool:
         """Drop a job, and stranded jobs of its name; return False when there is none.
@@ -110,9 +122,10 @@ class Jobs:
         such job.
         """
         interrupt = options is not None and options.interrupt
-        return self._change(
-            txn, self._get(txn, job_id), update_spec(spec, interrupt=interrupt, at=_now_ms(txn))
-        )
+        update = update_spec(spec, interrupt=interrupt, at=_now_ms(txn))
+        if self._account is not None:  # an admin's later change does not free the rest of the spec
+            return self._change(txn, self._get(txn, job_id), lambda job: replace(update(job), confined=True))
+        return self._change(txn, self._get(txn, job_id), update)
 
     def pause_job(self, txn: Transaction, job_id: JobId) -> Job:
         """Begin no more iterations; a running one is completed. Raises Invalid when there is no such job."""
@@ -137,7 +150,7 @@ class Jobs:
         if source.table_id == job.key.table_id:
             return self._change(txn, job, partial(resync_job, upto_ts=txn.start_ts))
         self.unregister_job(txn, job_id)
-        self.register_job(txn, job_id, job.spec)
+        self._register(txn, job_id, job.spec, confined=job.confined)
         return self._get(txn, job_id)
 
     def get_job(self, job_id: JobId, *, txn: Transaction | None = None) -> Job:
@@ -332,6 +345,7 @@ def make_consumer(
     settings: Settings,
     scratch: Path,
     *,
+    tenant: TenantTargets | None = None,
     clock: Clock = SYSTEM,
 ) -> Consumer:
     """Make a job's consumer outside of iterations; raise Invalid when there is none or an option is wrong.
@@ -346,14 +360,16 @@ def make_consumer(
         settings=settings,
         scratch=scratch,
         spark=_no_session,
+        tenant=tenant,
         clock=clock,
     )
-    return find_consumer(spec.consumer)(context)
+    return open_consumer(context)
 
 
 def consumer_of(job: Job, settings: Settings, scratch: Path) -> Consumer:
     """Make the consumer of a registered job, for use outside of an iteration."""
-    return make_consumer(job.id, job.key, job.account, job.spec, settings, scratch)
+    tenant = TenantTargets.of(settings, job.account, recorded=job.confined)
+    return make_consumer(job.id, job.key, job.account, job.spec, settings, scratch, tenant=tenant)
 
 
 def _check_trigger(job_id: JobId, spec: JobSpec, schedule: Schedule) -> None:

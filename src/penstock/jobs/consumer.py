@@ -34,6 +34,7 @@ from penstock.jobs.job import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
 from penstock.secret_references import resolve_values
 from penstock.settings import Settings
+from penstock.targets import Target, TenantRefused, TenantTargets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,6 +135,8 @@ class JobContext:
     """A directory for the consumer's files during one iteration; it is created when it is first used."""
     spark: "Callable[[], SparkSession]" = field(repr=False)
     """Return the session, for consumers that work on executors; raise Invalid where there is none."""
+    tenant: TenantTargets | None = None
+    """Where the job may write: it is a tenant's. None: anywhere."""
     clock: Clock = SYSTEM
 
     @property
@@ -200,6 +203,15 @@ class Consumer(ABC):
         """
         make_absolute = getattr(cls.options_type, "absolute_options", dict)
         return dict(make_absolute(options))
+
+    @classmethod
+    def targets(cls, info: ConsumerInfo) -> tuple[Target, ...] | None:
+        """Return what a job with these options connects to, in the parts with which it connects.
+
+        None: that is unknown, so that only admins may use the consumer. Raises Invalid for a wrong option.
+        """
+        del info
+        return None
 
     def __init__(self, job: JobContext) -> None:
         """Check the options without I/O; raise Invalid for one that is missing, unknown or wrong."""
@@ -310,6 +322,26 @@ def find_consumer(name: str) -> type[Consumer]:
     if not (isinstance(found, type) and issubclass(found, Consumer)):
         raise Invalid(f"{name!r} is no consumer; a consumer is a subclass of penstock.jobs.Consumer")
     return found
+
+
+def check_tenant(tenant: TenantTargets, kind: type[Consumer], info: ConsumerInfo) -> None:
+    """Raise TenantRefused unless a tenant's job may connect to everything that these options name."""
+    targets = kind.targets(info)
+    if targets is None:
+        raise TenantRefused(f"consumer {info.consumer!r} is for admins only; use another one")
+    for target in targets:
+        tenant.check(target)
+
+
+def open_consumer(context: JobContext, find: Callable[[str], type[Consumer]] = find_consumer) -> Consumer:
+    """Make the consumer of a job; raise Invalid when there is none or an option is wrong.
+
+    Raises TenantRefused when a tenant's job would write where its account may not (any more).
+    """
+    kind = find(context.info.consumer or "")
+    if context.tenant is not None:
+        check_tenant(context.tenant, kind, context.info)
+    return kind(context)
 
 
 def _find_location(name: str) -> str:

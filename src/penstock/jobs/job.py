@@ -151,6 +151,9 @@ class Job:
     status: JobStatus
     create_at: int
     drop_at: int | None = None
+    confined: bool | None = None
+    """Whether a tenant registered or changed it, so that it may write only where its account may. None: an
+    earlier version did not record that."""
 
     @property
     def live(self) -> bool:

@@ -1,5 +1,6 @@
 """Settings of the HTTP API and its pages, of `penstock up`, and of traces."""
 
+from ipaddress import ip_network
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -19,11 +20,20 @@ class AccountSettings(Frozen):
     """Give the account access to all databases, not only to its own."""
     targets: tuple[str, ...] = ()
     """URL prefixes that its changefeeds and jobs may write to, such as s3://lake/shop/. Admins: any."""
+    networks: tuple[str, ...] = ()
+    """Networks that are not public in which hosts of these targets may be, such as 10.20.0.0/16."""
 
     @field_validator("token")
     @classmethod
     def _token_fits_a_header(cls, token: SecretStr | None) -> SecretStr | None:
         return check_token(token)
+
+    @field_validator("networks")
+    @classmethod
+    def _networks_are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            ip_network(network)
+        return networks
 
     @model_validator(mode="after")
     def _token_has_one_source(self) -> "AccountSettings":

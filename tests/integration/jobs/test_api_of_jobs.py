@@ -99,6 +99,7 @@ def test_a_new_job_is_ready_for_its_first_iteration(jobs: Jobs, client: Client, 
         watermark=0,
         status=JobStatus(),
         create_at=job.create_at,
+        confined=False,
     )
     assert 0 <= physical_ms(client.timestamp()) - job.create_at < 60_000
     assert jobs.get_job_status(SEARCH) == JobStatus()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.control.tenancy import Tenant, TenantRefused, check_feed, check_job, is_below
+from penstock.control.tenancy import Tenant, TenantRefused, check_feed, check_job
+from penstock.errors import Invalid
 from penstock.jobs.spec import JobSpec
 from penstock.settings import ChangefeedSettings
 
@@ -15,6 +16,20 @@ ANN = Tenant.of(
 )
 
 
+def is_below(url: str, prefix: str) -> bool:
+    """Return whether an account with this prefix may have a job with this target."""
+    consumer, option = "delta", "uri"
+    if url.startswith("http"):
+        consumer, option = "webhook", "url"
+    elif prefix.startswith("postgres"):
+        consumer, option = "postgres", "dsn"
+    try:
+        check_job(Tenant.of("ann", ["shop"], [prefix]), job(consumer, **{option: url}))
+    except Invalid:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     ("url", "prefix"),
     [
@@ -23,10 +38,10 @@ ANN = Tenant.of(
         ("s3://lake/anything", "s3://lake"),
         ("https://hooks.example/ann/in?key=1", "https://hooks.example/ann"),
         ("postgresql://ann:secret@db.example/ann", "postgresql://db.example/ann"),
-        ("postgres://db.example/ann", "postgresql://db.example/ann"),
+        ("postgres://ann@db.example/ann", "postgresql://db.example/ann"),
         ("file:///srv/ann/index", "file:///srv/ann"),
         ("https://HOOKS.example:443/ann/in", "https://hooks.example/ann"),
-        ("postgresql://db.example:5432/ann", "postgresql://db.example/ann"),
+        ("postgresql://ann@db.example:5432/ann", "postgresql://db.example/ann"),
     ],
 )
 def test_places_below_a_prefix_are_its_own(url: str, prefix: str) -> None:

@@ -29,6 +29,7 @@ from penstock.jobs.consumer import (
     iter_batches,
     read_net_changes,
 )
+from penstock.jobs.spec import ConsumerInfo
 from penstock.kv import Client, Transaction
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.transact import transact
@@ -41,6 +42,7 @@ from penstock.tables.records import check_datum, handle_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.schema_snapshot import split_name
 from penstock.tables.system_tables import PENSTOCK_DATABASE
+from penstock.targets import Target
 
 _lock = threading.Lock()
 _catalogs: dict[ClusterRef, tuple[Client, Catalog]] = {}
@@ -63,6 +65,12 @@ class KvTable(Consumer):
     """
 
     options_type = KvOptions
+
+    @classmethod
+    def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:
+        """Return nothing: the target is in the cluster, and `TargetSchema` checks whose it is."""
+        del info
+        return ()
 
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)

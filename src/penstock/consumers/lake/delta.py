@@ -35,7 +35,9 @@ from penstock.consumers.schema_evolution import COLUMN_ID, Dialect, key_columns,
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import JobContext
+from penstock.jobs.spec import ConsumerInfo
 from penstock.object_storage import ObjectStorage, StorageRef
+from penstock.targets import Target
 
 __all__ = ["Delta", "stats_of"]
 
@@ -102,6 +104,11 @@ class Delta(LakeConsumer):
     """Keeps a copy as a Delta table. Options: uri, storage.*, history."""
 
     options_type = LakeOptions
+
+    @classmethod
+    def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:
+        """Return where the copy is."""
+        return (LakeOptions.parse(info).target,)
 
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)

@@ -37,7 +37,9 @@ from penstock.consumers.schema_evolution import (
 )
 from penstock.errors import Corrupt, Invalid, PenstockError
 from penstock.jobs.consumer import JobContext
+from penstock.jobs.spec import ConsumerInfo
 from penstock.object_storage import ObjectStorage, StorageRef
+from penstock.targets import Target
 
 __all__ = ["MANIFEST", "CopyManifest", "ParquetCopy", "Retired", "live_files"]
 
@@ -183,6 +185,11 @@ class ParquetCopy(LakeConsumer):
     """Keeps a copy as Parquet files and a manifest. Options: uri, storage.*, history."""
 
     options_type = LakeOptions
+
+    @classmethod
+    def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:
+        """Return where the copy is."""
+        return (LakeOptions.parse(info).target,)
 
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)

@@ -13,6 +13,7 @@ from penstock.consumers.options import ConsumerOptions, Properties, Seconds, abs
 from penstock.consumers.schema_evolution import Dialect
 from penstock.errors import PenstockError
 from penstock.object_storage import StorageRef
+from penstock.targets import Target
 
 __all__ = ["LakeOptions", "LakeTable", "LakeWatermark", "Overtaken", "Staging", "Version"]
 
@@ -129,3 +130,8 @@ class LakeOptions(ConsumerOptions):
     def place(self) -> StorageRef:
         """The storage of the copy."""
         return StorageRef(self.uri, reveal_secrets(self.storage), shared=True)
+
+    @property
+    def target(self) -> Target:
+        """The place as tenants may name it; raises TenantRefused when they may not."""
+        return Target.of_storage("uri", self.place.url, self.place.options)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import psycopg
 import pyarrow as pa
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr
 
 from penstock.changes.columns import choose_columns, key_names
@@ -26,6 +25,12 @@ from penstock.consumers.postgres.columns import (
     is_wider,
     target_columns,
 )
+from penstock.consumers.postgres.dsn import (
+    connection_string,
+    read_dsn,
+    tenant_connection_string,
+    tenant_target,
+)
 from penstock.consumers.postgres.target_table import TargetTable
 from penstock.consumers.schema_evolution import ColumnChange, SchemaEvolution, TargetColumn, plan_evolution
 from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
@@ -38,11 +43,12 @@ from penstock.jobs.consumer import (
     iter_batches,
     read_net_changes,
 )
+from penstock.jobs.spec import ConsumerInfo
 from penstock.tables.arrow import arrow_type
 from penstock.tables.records import origin_cell
 from penstock.tables.values import from_cell
+from penstock.targets import Target
 
-_DEFAULTS = {"application_name": "penstock", "connect_timeout": "10"}
 # The limits of a role are made for queries; a first sync may take longer.
 _PATIENT = "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
 _IDLE_MS = 60_000
@@ -61,7 +67,9 @@ class PostgresOptions(ConsumerOptions):
     """Where the target is, and how to connect."""
 
     dsn: SecretStr
-    """How to connect: postgresql://user@host/database, or host=… dbname=…; libpq's password file is used."""
+    """How to connect: postgresql://user@host/database, or host=… dbname=…; libpq's password file is used.
+    Tenants write the URL, with nothing but user, password, host, port, database and sslmode; their jobs use
+    no file and no environment of the runner."""
     table: str | None = None
     """The target; by default it has the name of the source."""
     schema_name: str = Field("public", alias="schema")
@@ -79,10 +87,17 @@ class Postgres(Consumer):
 
     options_type = PostgresOptions
 
+    @classmethod
+    def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:
+        """Return the server and the database."""
+        return (tenant_target(PostgresOptions.parse(info).dsn),)
+
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
         options = PostgresOptions.parse(job.info)
-        self._conninfo = _conninfo(options.dsn)
+        self._dsn = options.dsn
+        self._server = None if job.tenant is None else tenant_target(options.dsn)
+        read_dsn(options.dsn)
         self._schema, self._target = options.schema_name, options.table or job.id.table
         check_name("schema", self._schema)
         check_name("table", self._target)
@@ -266,22 +281,24 @@ class Postgres(Consumer):
 
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            try:
-                self._connection = psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None)
-            except psycopg.Error as error:
-                raise connection_error(error) from None
+            failure: psycopg.Error | None = None
+            for conninfo in self._connection_strings():
+                try:
+                    self._connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+                except psycopg.Error as error:
+                    failure = error
+                else:
+                    return self._connection
+            assert failure is not None, "there is a connection string"
+            raise connection_error(failure) from None
         return self._connection
 
-
-def _conninfo(dsn: SecretStr) -> str:
-    try:
-        given = conninfo_to_dict(dsn.get_secret_value())
-    except psycopg.Error:
-        raise Invalid(
-            "option dsn of consumer postgres is not a connection string;"
-            " write postgresql://user@host/database or host=… dbname=…"
-        ) from None
-    return make_conninfo("", **{**_DEFAULTS, **given, "client_encoding": "utf8"})
+    def _connection_strings(self) -> list[str]:
+        """Return how to connect, one after the other; for tenants, to addresses that were just checked."""
+        if self.job.tenant is None or self._server is None:
+            return [connection_string(read_dsn(self._dsn))]
+        addresses = self.job.tenant.resolve(self._server)
+        return [tenant_connection_string(self._dsn, self._server, address) for address in addresses]
 
 
 def _plan_if_possible(mark: PostgresWatermark, wanted: Sequence[TargetColumn]) -> SchemaEvolution | None:

@@ -39,8 +39,10 @@ from penstock.jobs.consumer import (
     iter_batches,
     read_net_changes,
 )
+from penstock.jobs.spec import ConsumerInfo
 from penstock.spark.errors import translate_spark_errors
 from penstock.tables.schema import TableInfo
+from penstock.targets import Target
 
 __all__ = ["IndexConsumer", "IndexOptions"]
 
@@ -69,6 +71,14 @@ class IndexConsumer(Consumer):
     is rebuilt, the old one keeps serving. Searches find changes as soon as they are committed: the index
     includes them later.
     """
+
+    options_type: ClassVar[type[IndexOptions]] = IndexOptions
+
+    @classmethod
+    def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:
+        """Return where the dataset is."""
+        options = cls.options_type.parse(info)
+        return (Target.of_storage("uri", options.uri, reveal_secrets(options.storage)),)
 
     def __init__(self, job: JobContext, options: IndexOptions) -> None:
         super().__init__(job)

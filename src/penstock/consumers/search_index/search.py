@@ -9,16 +9,17 @@ found.lag_s       # how long ago that was
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.consumers.search_index.query import SearchQuery
 from penstock.errors import Invalid, Unavailable
-from penstock.jobs.consumer import JobContext, find_consumer, resolve_info
+from penstock.jobs.consumer import JobContext, find_consumer, open_consumer, resolve_info
 from penstock.jobs.job import Job
 from penstock.settings import Settings
+from penstock.targets import TenantTargets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,6 +86,7 @@ def _consumer(job: Job, settings: Settings, clock: Clock) -> "IndexConsumer":
         settings=settings,
         scratch=Path(),
         spark=_no_spark,
+        tenant=TenantTargets.of(settings, job.account, recorded=job.confined),
         clock=clock,
     )
     kind = find_consumer(job.spec.consumer)  # says which package is missing, before the imports do
@@ -94,8 +96,8 @@ def _consumer(job: Job, settings: Settings, clock: Clock) -> "IndexConsumer":
         raise Invalid(
             f"job {job.id} feeds {job.spec.consumer}, which is not an index; search a fulltext or vector job"
         )
-    make: Any = kind  # its constructor has other arguments than IndexConsumer's
-    consumer: IndexConsumer = make(context)
+    consumer = open_consumer(context)
+    assert isinstance(consumer, IndexConsumer)
     return consumer
 
 

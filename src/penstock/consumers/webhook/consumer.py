@@ -37,9 +37,11 @@ from pydantic import Field, SecretStr
 import penstock
 from penstock.consumers.options import ByteSize, ConsumerOptions, Properties, Seconds, reveal_secrets
 from penstock.consumers.webhook.bodies import Body, iter_bodies
-from penstock.consumers.webhook.sender import Address, Sender
+from penstock.consumers.webhook.sender import Address, Resolve, Sender
 from penstock.errors import Invalid
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, JobContext
+from penstock.jobs.spec import ConsumerInfo
+from penstock.targets import Target
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
@@ -78,6 +80,15 @@ class Webhook(Consumer):
 
     options_type = WebhookOptions
 
+    @classmethod
+    def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:
+        """Return the servers of both URLs, and the paths there."""
+        options = WebhookOptions.parse(info)
+        given = {"url": options.url, "watermark_url": options.watermark_url}
+        return tuple(
+            Address.parse(name, url.get_secret_value()).target(name) for name, url in given.items() if url
+        )
+
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
         self._options = WebhookOptions.parse(job.info)
@@ -93,8 +104,14 @@ class Webhook(Consumer):
             timeout_s=options.timeout,
             attempts=options.attempts,
             ca_path=options.ca_path,
+            resolve=self._resolver(option, Address.parse(option, url.get_secret_value())),
             clock=self.job.clock,
         )
+
+    def _resolver(self, option: str, address: Address) -> Resolve | None:
+        """Return what finds the addresses of a tenant's server; None: the connection looks them up."""
+        tenant = self.job.tenant
+        return None if tenant is None else partial(tenant.resolve, address.target(option))
 
     def committed_ts(self) -> int | None:
         """Return what the server answers at `watermark_url`; None without that option."""

@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
@@ -16,6 +16,7 @@ from penstock.clock import Clock
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.eventloop import run
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
+from penstock.targets import Target
 
 _RETRIED = frozenset({408, 425, 429})  # like 5xx
 _CONFLICT = 409
@@ -91,6 +92,8 @@ _NOT_FOUND = 404
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
 
+Resolve = Callable[[], Sequence[str]]
+"""Returns the addresses of the server; raises TenantRefused when a tenant may not connect to one."""
 Headers = Callable[[], Mapping[str, str]]
 """Called for each attempt, because a signature contains the time."""
 
@@ -120,20 +123,40 @@ class Address:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return cls(parts.scheme == "https", parts.hostname, port, path)
 
+    def target(self, option: str) -> Target:
+        """Return the server and the path for a tenant; raise TenantRefused when they cannot be checked."""
+        path = self.path.partition("?")[0]
+        return Target.of_server(option, "https" if self.secure else "http", self.host, self.port, path)
+
+    @property
+    def authority(self) -> str:
+        """The server as the Host header names it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else host
+
     @property
     def public_url(self) -> str:
         """The server without what may be secret."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.secure else 'http'}://{host}{f':{self.port}' if self.port else ''}"
+        return f"{'https' if self.secure else 'http'}://{self.authority}"
 
 
 class Sender:
     """Sends to one address over one connection. For one thread, which is not that of the shared loop."""
 
     def __init__(
-        self, address: Address, *, timeout_s: float, attempts: int, ca_path: str | None, clock: Clock
+        self,
+        address: Address,
+        *,
+        timeout_s: float,
+        attempts: int,
+        ca_path: str | None,
+        clock: Clock,
+        resolve: Resolve | None = None,
     ) -> None:
         self._address = address
+        self._resolve = resolve
+        self._host = address.host
+        """What the connection is made to: the server's name, or an address of it that was checked."""
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._ca_path = ca_path
@@ -150,6 +173,10 @@ class Sender:
         """
         failure = ""
         for attempt in range(self._attempts):
+            if self._resolve is not None and self._connection is None:
+                # The name is looked up here only: a transport that reconnects goes to the same address.
+                addresses = self._resolve()
+                self._host = addresses[attempt % len(addresses)]
             answer, text = self._exchange(method, headers(), body)
             if answer.result is DeliveryResult.ACCEPTED:
                 return text
@@ -215,15 +242,19 @@ class Sender:
         """Make a request. The path is given as the target, because httpx would rewrite it in a URL."""
         address = self._address
         sent = httpx.Headers({"Accept-Encoding": "identity"})
+        extensions: dict[str, object] = {"target": address.path.encode("ascii")}
+        if self._host != address.host:  # its own name is for the server, and for its certificate
+            sent["Host"] = address.authority
+            extensions["sni_hostname"] = address.host
         sent.update(headers)
         if body is not None:
             sent["Content-Length"] = str(len(body))
         return httpx.Request(
             method,
-            httpx.URL(scheme="https" if address.secure else "http", host=address.host, port=address.port),
+            httpx.URL(scheme="https" if address.secure else "http", host=self._host, port=address.port),
             headers=sent,
             content=None if body is None else _split_body(body),
-            extensions={"target": address.path.encode("ascii")},
+            extensions=extensions,
         )
 
     def _tls_context(self) -> ssl.SSLContext | bool:

@@ -15,7 +15,7 @@ from penstock.clock import Clock
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.consumer import Consumer, DataType, JobContext, Retrieved, resolve_info
+from penstock.jobs.consumer import Consumer, DataType, JobContext, Retrieved, open_consumer, resolve_info
 from penstock.jobs.error_codes import SchemaRefused, failure_of
 from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, RunOutcome, reconcile
 from penstock.jobs.iteration.shared_scan import SharedScan
@@ -26,6 +26,7 @@ from penstock.jobs.schema_changes import check_names
 from penstock.jobs.usage import Usage
 from penstock.kv import Transaction
 from penstock.settings import Settings
+from penstock.targets import TenantTargets
 
 if TYPE_CHECKING:
     from penstock.jobs.iteration.spark_frame import DataFrame, SparkSession
@@ -156,7 +157,7 @@ class ConsumerRun:
 
     def _consume(self) -> RunOutcome:
         context = self._context()
-        consumer = self._services.find(context.info.consumer or "")(context)
+        consumer = open_consumer(context, self._services.find)
         try:
             iteration = self._outcomes.iteration
             found = reconcile(self.job, iteration.from_ts, consumer.committed_ts())
@@ -234,6 +235,7 @@ class ConsumerRun:
             settings=services.settings,
             scratch=self.scratch,
             spark=self._spark,
+            tenant=TenantTargets.of(services.settings, job.account, recorded=job.confined),
             clock=services.clock,
         )
 

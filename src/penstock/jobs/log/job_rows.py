@@ -41,7 +41,7 @@ COLUMNS = (
 )
 PRIMARY_KEY = ("account_id", "table_id", "job_name", "job_id")
 
-_SOURCE = "source"  # in job_spec, beside the spec itself: the names of the table and of its account
+_SOURCE = "source"  # in job_spec, beside the spec itself: the names of the table and its account, `confined`
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _STATUS_TYPES = {field.name: str if field.type in {str, "str"} else int for field in fields(JobStatus)}
@@ -137,6 +137,7 @@ def _job(key: JobKey, row: Mapping[str, Any]) -> Job:
         status=_status(json.loads(row["job_status"])),
         create_at=_ms(row["create_at"]),
         drop_at=None if row["drop_at"] is None else _ms(row["drop_at"]),
+        confined=None if source.get("confined") is None else bool(source["confined"]),
     )
 
 
@@ -148,8 +149,13 @@ def _status(tree: Mapping[str, Any]) -> JobStatus:
     return JobStatus(**known)
 
 
-def _source(job: Job) -> dict[str, str]:
-    return {"database": job.id.database, "table": job.id.table, "account": job.account}
+def _source(job: Job) -> dict[str, str | bool]:
+    source: dict[str, str | bool] = {
+        "database": job.id.database,
+        "table": job.id.table,
+        "account": job.account,
+    }
+    return source if job.confined is None else {**source, "confined": job.confined}
 
 
 def _primary_key(key: JobKey) -> tuple[int, int, str, int]:

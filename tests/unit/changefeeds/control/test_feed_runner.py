@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -182,3 +183,24 @@ async def test_only_settings_that_differ_are_told(
     await create_configured_changefeeds(feeds, settings, now_ts=1)
     told = [each for each in caplog.records if "other settings than the file" in each.getMessage()]
     assert len(told) == warned
+
+
+@pytest.mark.usefixtures("source")
+async def test_a_tenants_changefeed_is_not_run_where_its_account_may_not_write() -> None:
+    kept = Kept("a")
+    feed = feed_of("a", sink_uri="file:///srv/ann?protocol=canal-json")
+    kept.all["a"] = replace(feed, info=replace(feed.info, account="ann"))
+    settings = Settings.model_validate(
+        {"api": {"accounts": {"ann": {"token": "a-token-of-16-letters", "targets": ["file:///elsewhere"]}}}}
+    )
+    running = asyncio.create_task(
+        ChangefeedRunner(settings, kept, lambda *_: None, owner="me", clock=Quick()).run()
+    )
+    try:
+        async with asyncio.timeout(60):
+            while kept.shown("a")[0] is not ChangefeedState.FAILED:
+                await SYSTEM.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert "api.accounts.ann.targets" in kept.shown("a")[1]

@@ -30,8 +30,9 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.secret_references import UnresolvedReference, resolve_references
 from penstock.settings import ChangefeedSettings
+from penstock.targets import Target
 
-__all__ = ["SinkOptions", "parse_sink_uri", "sink_options"]
+__all__ = ["SinkOptions", "feed_target", "parse_sink_uri", "sink_options"]
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +124,11 @@ def _resolve_known(text: str) -> str:
         return resolve_references(text)
     except UnresolvedReference:
         return text
+
+
+def feed_target(options: SinkOptions) -> Target:
+    """Return where a tenant's files go; raise TenantRefused when the URL or an option cannot be checked."""
+    return Target.of_storage("sink_uri", options.target.url, options.target.options)
 
 
 def parse_sink_uri(

@@ -1,0 +1,288 @@
+"""Where a tenant may write: targets in parts, prefixes of targets, and addresses that names may lead to.
+
+Changefeeds and jobs run in processes that can reach everything. Text that one parser checked and another one
+reads again can lead elsewhere, so a `Target` has the parts that its library gets, and each part has a grammar
+that leaves no room for a second meaning. `TenantTargets` decides on these parts, where a job is registered
+and again where it is used: links of a file system and names of servers may lead elsewhere by then.
+
+The name of a server is resolved here, and the addresses are checked: connect to them, not to the name.
+Tenants cannot name a server of object storage: what their storage options contain cannot change the host.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from penstock.errors import Invalid, Unavailable
+from penstock.settings import Settings
+
+__all__ = ["Target", "TenantRefused", "TenantTargets", "is_below", "is_public"]
+
+_SYSTEM_ACCOUNT = "sys"  # objects of admins belong to it
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432}
+_ALIASES = {"gcs": "gs", "azure": "az", "azblob": "az", "postgres": "postgresql"}
+_STORAGE_URL = re.compile(r"(file|s3|gs|az)://([^/]*)((?:/[^/]+)*)/?")
+_BUCKETS = {
+    "file": re.compile(r""),
+    "s3": re.compile(r"(?!\d+\.\d+\.\d+\.\d+\Z)(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
+    "gs": re.compile(r"(?!\d+\.\d+\.\d+\.\d+\Z)(?!.*\.\.)[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
+    "az": re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}"),
+}
+_STEP = re.compile(r"[\w.~!$&'()+,=-]+")
+"""A part of a path that every library reads the same way: no escape, no separator, no white space."""
+_WEB_STEP = re.compile(r"[!$&-.0-9:;=@A-Z_a-z~]+")
+"""A part of the path of a web server, which may have a few more characters."""
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}\Z)({_LABEL}\.)*(?!(\d+|0x[0-9a-f]*)\Z){_LABEL}")
+"""A name in DNS. The last part is not a number: resolvers read 127.1, 0177.1 and 0x7f000001 as addresses."""
+_WORD = re.compile(r"[\x21-\x7e]{1,4096}")  # fits a header
+_STORAGE_OPTIONS = {
+    "region": re.compile(r"[a-z0-9-]{1,64}"),
+    "access_key_id": _WORD,
+    "secret_access_key": re.compile(r"[^\x00]{1,4096}"),  # never sent
+    "session_token": _WORD,
+    "server_side_encryption": _WORD,
+    "sse_kms_key_id": _WORD,
+    "virtual_hosted_style_request": re.compile(r"true|false|1|0", re.IGNORECASE),
+    "account_key": _WORD,
+    "sas_key": re.compile(r"[A-Za-z0-9+/=:._%&?-]{1,4096}"),
+}
+"""Storage options of a tenant: its own credentials, and nothing that leads to another server or file."""
+
+
+class TenantRefused(Invalid):
+    """The account may not do this; an admin may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a job or a changefeed connects to, in the parts that its library gets."""
+
+    option: str
+    """The option that names it, for messages."""
+    scheme: str
+    host: str
+    """The bucket, the container or the server; empty for files."""
+    port: int | None
+    path: tuple[str, ...]
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of_storage(cls, option: str, url: str, storage: Mapping[str, str]) -> Self:
+        """Return the target of a storage URL; raise TenantRefused for what libraries may read differently."""
+        found = _STORAGE_URL.fullmatch(url)
+        steps = found[3].split("/")[1:] if found else []
+        if found is None or not _BUCKETS[found[1]].fullmatch(found[2]) or not _are_steps(steps, _STEP):
+            raise TenantRefused(
+                f"{option} cannot be checked; write file:///folder or s3://bucket/folder, with letters,"
+                " digits and . - _ only, without .. and escapes"
+            )
+        for name, value in storage.items():
+            plain = name.lower().removeprefix("aws_").removeprefix("azure_")
+            if plain not in _STORAGE_OPTIONS:
+                raise TenantRefused(
+                    f"storage option {name} is for admins only; give region and credentials only"
+                )
+            if not _STORAGE_OPTIONS[plain].fullmatch(value):
+                raise TenantRefused(f"storage option {name} has characters that it cannot have; correct it")
+        return cls(option, found[1], found[2], None, tuple(steps), dict(storage))
+
+    @classmethod
+    def of_server(cls, option: str, scheme: str, host: str, port: int | None, path: str) -> Self:
+        """Return the target of a server; raise TenantRefused for what libraries may read differently."""
+        name = _canonical_host(host)
+        steps = path.removesuffix("/").split("/")[1:]
+        pattern = _WEB_STEP if scheme in {"http", "https"} else _STEP
+        if name is None or not 0 < (port or _PORTS[scheme]) < 65536 or not _are_steps(steps, pattern):
+            raise TenantRefused(
+                f"{option} cannot be checked; name one server by its name or address, and a path without .."
+                " and escapes"
+            )
+        return cls(option, scheme, name, port or _PORTS[scheme], tuple(steps))
+
+    @property
+    def folder(self) -> str:
+        """The path of a folder of this machine."""
+        return "/" + "/".join(self.path)
+
+
+def is_below(target: Target, prefix: str) -> bool:
+    """Return whether a target is below a prefix: the same server, and a path within its path.
+
+    Links of this machine's file system are followed.
+    """
+    try:
+        parts = urlsplit(prefix)
+        port, path = parts.port, unquote(parts.path)
+    except ValueError:
+        return False
+    scheme = _ALIASES.get(parts.scheme, parts.scheme)
+    steps = tuple(step for step in path.split("/") if step)
+    if scheme != target.scheme or {".", ".."}.intersection(steps):
+        return False
+    if scheme == "file":
+        return _is_inside(target.folder, _real_prefix(prefix))
+    if scheme in _PORTS:
+        server = _canonical_host(parts.hostname or "") == target.host
+        same = server and (port or _PORTS[scheme]) == target.port
+    else:
+        same = parts.netloc == target.host
+    return same and target.path[: len(steps)] == steps
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTargets:
+    """Where an account without admin rights may write. `networks` may have addresses that are not public."""
+
+    account: str
+    prefixes: tuple[str, ...]
+    networks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings, account: str, *, recorded: bool | None = True) -> Self | None:
+        """Return where the jobs or changefeeds of an account may write; None: anywhere, as those of admins.
+
+        `recorded` is what a job's row says of whether a tenant made it. Rows of earlier versions say nothing:
+        such a job is taken for its account's own, if the settings have that account.
+        """
+        known = settings.api.accounts.get(account)
+        if recorded is False or account == _SYSTEM_ACCOUNT or (known is not None and known.admin):
+            return None
+        if known is None:
+            return None if recorded is None else cls(account, ())
+        return cls(account, known.targets, known.networks)
+
+    def check(self, target: Target) -> None:
+        """Raise TenantRefused unless the account may write to a target. Follows links of the file system."""
+        below = [prefix for prefix in self.prefixes if is_below(target, prefix)]
+        if not self.prefixes:
+            raise TenantRefused(
+                f"account {self.account} may write nowhere by the settings of this process; add an address to"
+                f" api.accounts.{self.account}.targets, in the settings of the API and of all runners"
+            )
+        if not below:
+            raise TenantRefused(
+                f"{target.option} is not an address where account {self.account} may write; use one below an"
+                f" address of api.accounts.{self.account}.targets"
+            )
+        if target.scheme == "file":
+            roots = [_real_prefix(prefix) for prefix in below]
+            for link in _find_links(target.folder):
+                if not any(_is_inside(link, root) for root in roots):
+                    raise TenantRefused(
+                        f"{target.option} has a symbolic link that leads out of where account {self.account}"
+                        f" may write, {os.path.relpath(link, target.folder)}; remove it"
+                    )
+
+    def resolve(self, target: Target) -> tuple[str, ...]:
+        """Return the addresses of a checked target's server, to which to connect in place of its name.
+
+        Raises Unavailable when it has none, TenantRefused when the account may not connect to one of them.
+        """
+        if _parse_address(target.host) is not None:
+            return (target.host,)  # the prefix has this very address: the operator means it
+        try:
+            found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise Unavailable(f"{target.host} has no address; check the name in {target.option}") from None
+        addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if not all(map(partial(self._may_reach, target.host), addresses)):
+            raise TenantRefused(
+                f"{target.host} has an address that is not public, where account {self.account} may not"
+                f" write; an admin can add its network to api.accounts.{self.account}.networks"
+            )
+        return addresses
+
+    def _may_reach(self, host: str, address: str) -> bool:
+        parsed = ip_address(address)
+        if host == "localhost" and parsed.is_loopback:
+            return True  # the prefix has this very name
+        return is_public(parsed) or any(parsed in ip_network(network) for network in self.networks)
+
+
+_NOT_PUBLIC = tuple(
+    map(
+        IPv4Network,
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+            *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
+            *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
+            "168.63.129.16/32",  # Azure's own, which every machine there can reach
+        ),
+    )
+)
+_PUBLIC_V6 = IPv6Network("2000::/3")
+_NOT_PUBLIC_V6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+_NAT64 = IPv6Network("64:ff9b::/96")
+"""Addresses of IPv4 in the last 32 bits, which a gateway translates."""
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Return whether an address belongs to a host of the Internet, by IANA's special-purpose registries.
+
+    Python's `is_global` differs from version to version, and does not look into addresses of IPv4 in IPv6.
+    """
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or (IPv4Address(address.packed[-4:]) if address in _NAT64 else None)
+        if inner is not None:
+            return is_public(inner)
+        return address in _PUBLIC_V6 and not any(address in network for network in _NOT_PUBLIC_V6)
+    return not any(address in network for network in _NOT_PUBLIC)
+
+
+def _canonical_host(host: str) -> str | None:
+    """Return the one spelling of a server's name or address; None for what is neither."""
+    address = _parse_address(host)
+    if address is not None:
+        return address.compressed
+    name = host.lower()
+    return name if host.isascii() and _NAME.fullmatch(name) else None
+
+
+def _parse_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return a numeric address, written in the usual way and without a zone."""
+    try:
+        return None if "%" in host else ip_address(host)
+    except ValueError:
+        return None
+
+
+def _are_steps(steps: Sequence[str], pattern: re.Pattern[str]) -> bool:
+    # Some web servers drop what follows a semicolon before they go up.
+    return all(pattern.fullmatch(step) and step.partition(";")[0] not in {".", ".."} for step in steps)
+
+
+def _real_prefix(prefix: str) -> str:
+    parts = urlsplit(prefix)
+    return os.path.realpath(unquote(parts.netloc + parts.path))
+
+
+def _is_inside(path: str, root: str) -> bool:
+    """Return whether a path leads to a folder, which has no links, or below it."""
+    real = os.path.realpath(path)
+    return real == root or real.startswith(root.rstrip("/") + "/")
+
+
+def _find_links(folder: str) -> Iterator[str]:
+    """Yield the symbolic links below a folder, without following them."""
+    waiting = [folder]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        yield entry.path
+                    elif entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # nothing is there yet, or not any more
+        except OSError as error:
+            raise TenantRefused(
+                f"a folder of the target cannot be searched for links ({error.strerror})"
+            ) from None

@@ -1,0 +1,178 @@
+"""Hostile requests of two tenants over HTTP: no target of theirs leads elsewhere, then or later."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.jobs.api import consumer_of
+from penstock.jobs.job import Job, JobId
+from penstock.targets import TenantRefused
+from support.apiworld import TOKENS, ApiWorld, api_world
+
+PORT = "PORT"
+DSNS = (
+    "postgresql://u@127.0.0.1:PORT%2C@db.example/ann",
+    "postgresql://u@127.0.0.1%2C@db.example:PORT/ann",
+    "postgresql://u@db.example,127.0.0.1:PORT/ann",
+    "postgresql://u@db.example/ann?host=127.0.0.1",
+    "postgresql://u@db.example/ann?hostaddr=127.0.0.1",
+    "postgresql://u@db.example/ann?service=x",
+    "postgresql://u@db.example/ann?passfile=/etc/passwd",
+    "postgresql://u@db.example/ann?sslkey=/etc/passwd",
+    "postgresql://u@db.example/ann?options=-cx",
+    "postgresql:///ann?host=/var/run",
+    "postgresql://u@db.example/%A0",
+    "postgresql://u@db.example/%00",
+    "host=db.example dbname=ann user=u",
+    "host=127.0.0.1 port=PORT",
+)
+URLS = (
+    "http://127.0.0.1:PORT/ann",
+    "http://2130706433:PORT/ann",
+    "http://[::ffff:127.0.0.1]:PORT/ann",
+    "http://localhost.:PORT/ann",
+    "http://hooks.example@127.0.0.1:PORT/ann",
+    "http://hooks.example/ann/../bob",
+    "http://hooks.example/ann/%2e%2e/bob",
+    "http://hooks.example./ann",
+    "http://169.254.169.254/latest/meta-data",
+    "http://[fd00:ec2::254]/latest",
+)
+URIS = (
+    "s3://lake/ann/../bob",
+    "s3://lake/eve",
+    "s3://lake@127.0.0.1:PORT/ann",
+    "s3://LAKE/ann",
+    "https://127.0.0.1:PORT/ann",
+    "s3://lake/ann?endpoint=http://127.0.0.1:PORT",
+    "/etc",
+    "file:///etc",
+)
+STORAGE = (
+    {"storage.region": "x@127.0.0.1:PORT/?"},
+    {"storage.endpoint": "http://127.0.0.1:PORT"},
+    {"storage.AWS_ENDPOINT_URL": "http://127.0.0.1:PORT"},
+    {"storage.account_name": "x@127.0.0.1:PORT/?"},
+    {"storage.web_identity_token_file": "/etc/passwd"},
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+    folder = tmp_path_factory.mktemp("targets")
+    places = [
+        "s3://lake/ann",
+        "http://hooks.example/ann",
+        "postgresql://db.example/ann",
+        f"file://{folder}/ann",
+    ]
+    accounts = {
+        "root": {"token": TOKENS["root"], "admin": True},
+        "ann": {"token": TOKENS["ann"], "targets": places},
+        "bob": {"token": TOKENS["bob"], "targets": [place.replace("ann", "bob") for place in places]},
+    }
+    with api_world(folder, {"accounts": accounts, "requests_burst": 100_000}) as made:
+        for account in ("ann", "bob"):
+            made.world.db.create_account(account)
+            made.world.db.create_database(f"of_{account}", account=account)
+            made.world.db.create_table(f"of_{account}.items", [("id", "int primary key"), ("name", "text")])
+        yield made
+
+
+def specs() -> Iterator[tuple[str, dict[str, str]]]:
+    """Everything that a job of a tenant may not have: a consumer and its options. They are ann's."""
+    for dsn in DSNS:
+        yield "postgres", {"dsn": dsn}
+    for url in URLS:
+        yield "webhook", {"url": url}
+        yield "webhook", {"url": "http://hooks.example/ann", "watermark_url": url}
+    for consumer in ("delta", "parquet", "fulltext", "vector"):
+        more = {"text_columns": "name"} if consumer in {"fulltext", "vector"} else {}
+        for uri in URIS:
+            yield consumer, {"uri": uri, **more}
+        for storage in STORAGE:
+            yield consumer, {"uri": "s3://lake/ann/x", **storage, **more}
+
+
+def job(account: str, name: str, consumer: str, options: dict[str, str]) -> dict[str, Any]:
+    detail = {"consumer": {"consumer": consumer, "options": options}}
+    return {"job": f"of_{account}.items/{name}", "spec": {"detail": detail}}
+
+
+def test_no_hostile_request_is_accepted(world: ApiWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0)
+        port = listener.getsockname()[1]
+        for account in ("ann", "bob"):
+            client = world.client(account)
+            wishes = [
+                ("/api/v1/jobs", job(account, "evil", consumer, options)) for consumer, options in specs()
+            ]
+            for uri in URIS:
+                sink = f"{uri}{'&' if '?' in uri else '?'}protocol=csv"
+                feed = {"id": "evil", "sink_uri": sink, "tables": [f"of_{account}.*"]}
+                wishes.append(("/api/v1/changefeeds", feed))
+            assert len(wishes) > 90
+            for path, wish in wishes:  # for bob, also those of ann's places are hostile
+                answer = client.post(path, json=json.loads(json.dumps(wish).replace(PORT, str(port))))
+                assert answer.status_code in {400, 403}, (wish, answer.text)
+            assert client.get("/api/v1/jobs").json() == []
+            assert client.get("/api/v1/changefeeds").json() == []
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def find_job(world: ApiWorld, name: str) -> Job:
+    return world.deployment.jobs().get_job(JobId.parse(name))
+
+
+def test_a_job_stays_confined_whoever_changes_it(world: ApiWorld, tmp_path: Path) -> None:
+    tenant, admin = world.client("ann"), world.client("root")
+    inside = {"uri": f"file://{world.folder}/ann/copy"}
+    made = tenant.post("/api/v1/jobs", json=job("ann", "copy", "parquet", inside))
+    assert made.status_code == 201, made.text
+    path = "/api/v1/jobs/of_ann.items/copy"
+    assert find_job(world, "of_ann.items/copy").confined
+    outside = {"spec": {"detail": {"consumer": {"options": {"uri": f"file://{world.folder}/bob/copy"}}}}}
+    assert tenant.patch(path, json=outside).status_code == 403
+    assert admin.patch(path, json=outside).status_code == 200
+    moved = find_job(world, "of_ann.items/copy")
+    assert moved.confined, "what the tenant wrote is still in it"
+    with pytest.raises(TenantRefused, match="may write"):
+        consumer_of(moved, world.deployment.settings, tmp_path)
+    assert admin.delete(path).status_code == 204
+
+
+def test_an_admins_job_on_a_tenants_table_writes_anywhere_until_the_tenant_changes_it(
+    world: ApiWorld, tmp_path: Path
+) -> None:
+    admin, tenant = world.client("root"), world.client("ann")
+    outside = {"uri": f"file://{world.folder}/archive"}
+    assert admin.post("/api/v1/jobs", json=job("ann", "archive", "parquet", outside)).status_code == 201
+    path = "/api/v1/jobs/of_ann.items/archive"
+    registered = find_job(world, "of_ann.items/archive")
+    assert registered.confined is False
+    consumer_of(registered, world.deployment.settings, tmp_path).close()
+    change = {"spec": {"detail": {"consumer": {"options": {"history": "1h"}}}}}
+    assert tenant.patch(path, json=change).status_code == 403, "the whole job must be one that it may have"
+    inside = {"spec": {"detail": {"consumer": {"options": {"uri": f"file://{world.folder}/ann/archive"}}}}}
+    assert tenant.patch(path, json=inside).status_code == 200
+    assert find_job(world, "of_ann.items/archive").confined
+    assert admin.delete(path).status_code == 204
+
+
+def test_a_job_of_an_account_that_the_settings_do_not_have_any_more_writes_nowhere(
+    world: ApiWorld, tmp_path: Path
+) -> None:
+    client = world.client("ann")
+    inside = {"uri": f"file://{world.folder}/ann/left"}
+    assert client.post("/api/v1/jobs", json=job("ann", "left", "parquet", inside)).status_code == 201
+    settings = world.deployment.settings
+    without = settings.model_copy(update={"api": settings.api.model_copy(update={"accounts": {}})})
+    with pytest.raises(TenantRefused, match=r"api\.accounts\.ann\.targets"):
+        consumer_of(find_job(world, "of_ann.items/left"), without, tmp_path)
+    assert client.delete("/api/v1/jobs/of_ann.items/left").status_code == 204
