@@ -7,6 +7,7 @@ is `_at` or `_ms`.
 import asyncio
 import os
 import random
+import secrets
 import threading
 import time
 import uuid
@@ -86,3 +87,10 @@ class SystemClock:
 
 
 SYSTEM = SystemClock()
+
+_SECRET_BYTES = 32
+
+
+def secret_token() -> str:
+    """Return 256 random bits as text for URLs and headers. It is a secret: no seed repeats it."""
+    return secrets.token_urlsafe(_SECRET_BYTES)

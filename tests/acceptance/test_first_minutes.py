@@ -25,9 +25,12 @@ def test_the_demonstration_compares_every_target_and_lets_people_look_at_it(tmp_
             if "Ctrl-C ends it" in line:
                 break
         text = "".join(told)
-        pages = re.search(r"see (http://127.0.0.1:\d+)\.", text)
+        pages = re.search(r"see (http://127.0.0.1:\d+)/#token=(\S+)\. Ctrl-C", text)
         assert pages is not None, text
-        with urllib.request.urlopen(f"{pages[1]}/api/v1/overview", timeout=60) as answer:
+        asked = urllib.request.Request(
+            f"{pages[1]}/api/v1/overview", headers={"Authorization": f"Bearer {pages[2]}"}
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             overview = json.load(answer)
         child.send_signal(signal.SIGINT)
         child.stdout.read()

@@ -21,10 +21,12 @@ _READY_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 60.0
 
 
-def penstock(*arguments: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> "subprocess.CompletedProcess[str]":
+def penstock(
+    *arguments: str, timeout_s: float = _COMMAND_TIMEOUT_S, cwd: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end, also when it fails."""
     return subprocess.run(  # noqa: S603 - our own command line
-        [*_PENSTOCK, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+        [*_PENSTOCK, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd
     )
 
 

@@ -277,6 +277,9 @@ def alert_rules() -> dict[str, Any]:
     }
 
 
+_TOKEN_FILE = "penstock-data/secrets/admin.token"  # noqa: S105 - a path, relative to Prometheus's own file
+
+
 def scrape_config(addr: str) -> dict[str, Any]:
     """Return the Prometheus configuration that scrapes the API's address and loads these rules."""
     return {
@@ -286,6 +289,7 @@ def scrape_config(addr: str) -> dict[str, Any]:
             {
                 "job_name": "penstock",
                 "honor_labels": True,
+                "authorization": {"credentials_file": _TOKEN_FILE},
                 "static_configs": [{"targets": [addr]}],
             }
         ],

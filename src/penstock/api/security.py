@@ -42,7 +42,9 @@ __all__ = [
 
 
 _SCHEME = HTTPBearer(
-    auto_error=False, description="Token of an account (api.accounts); not needed when there are no accounts."
+    auto_error=False,
+    description="Token of an account (api.accounts); without accounts, the one in the file admin.token of"
+    " secrets_dir.",
 )
 
 
@@ -64,7 +66,7 @@ _ANYONE = Caller(SYSTEM_ACCOUNT.name, admin=True)
 
 
 class TokenAccounts:
-    """Callers by their tokens. Without accounts every caller is an admin; then only loopback is served."""
+    """Callers by their tokens. Without accounts every caller is an admin; commands never serve so."""
 
     def __init__(self, accounts: Mapping[str, AccountSettings]) -> None:
         """Read the tokens; raise Invalid when the file of a token cannot be used."""
@@ -109,7 +111,8 @@ def require_caller(request: Request, _token: Annotated[object, Depends(_SCHEME)]
     if caller is None:
         raise ProblemError(
             401,
-            "the request needs the token of an account; send Authorization: Bearer TOKEN",
+            "the request needs the token of an account; send Authorization: Bearer TOKEN (without"
+            " api.accounts, the token in the file admin.token of secrets_dir)",
             why="token",
             headers={"WWW-Authenticate": "Bearer"},
         )

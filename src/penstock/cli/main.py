@@ -118,10 +118,17 @@ def init(
     path: Annotated[Path, typer.Argument(help="Path of the file.")] = Path("penstock.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a settings file with every key, its meaning and its default."""
+    """Write a settings file with every key, its meaning and its default; make the deployment's tokens.
+
+    The tokens are files of penstock-data/secrets that only you can read. Commands and services find them
+    there. Existing ones are kept.
+    """
     from penstock.cli.init_file import write_file
+    from penstock.settings import Settings
+    from penstock.settings.tokens import make_tokens
 
     write_file(path, force=force)
+    make_tokens(Settings().secrets_dir)
     print(f"{path} is written; edit it, then run: penstock up --config {path}")
 
 

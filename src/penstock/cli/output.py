@@ -41,7 +41,7 @@ def load_settings(
     from penstock import settings
     from penstock.settings import Settings
 
-    loaded = settings.load(config) if config is not None else Settings()
+    loaded = settings.load(config) if config is not None else settings.with_tokens(Settings())
     given: dict[str, Any] = {"pd_addrs": tuple(pd)} if pd else {}
     if metrics_addr is not None:
         given["metrics_addr"] = metrics_addr

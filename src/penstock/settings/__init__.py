@@ -21,6 +21,7 @@ from penstock.settings.frozen import Frozen
 from penstock.settings.jobs import JobsSettings, PoolSettings, SparkSettings
 from penstock.settings.network import ServerTlsSettings, TlsSettings
 from penstock.settings.services import AccountSettings, ApiSettings, TracingSettings, UpSettings
+from penstock.settings.tokens import admin_token_path, fill_tokens
 
 __all__ = [
     "AccountSettings",
@@ -45,6 +46,8 @@ __all__ = [
     "load",
     "parse",
     "parse_changefeed",
+    "read_file",
+    "with_tokens",
 ]
 
 _SECRET_KEYS = (
@@ -77,13 +80,20 @@ class Settings(Frozen):
     jobs: JobsSettings = JobsSettings()
     api: ApiSettings = ApiSettings()
     up: UpSettings = UpSettings()
+    secrets_dir: Path = Path("penstock-data/secrets")
+    """Folder of the tokens that the deployment makes for itself, for its owner only."""
     tracing: TracingSettings = TracingSettings()
     metrics_addr: str | None = Field(None, pattern=r"^\S+:[0-9]{1,5}$")
     """Address for a service's metrics; port 0 takes a free port. With `penstock up` the API serves all."""
 
+    @property
+    def admin_token_path(self) -> Path | None:
+        """The file of the admin's token, if the API accepts the one that the deployment has made."""
+        return admin_token_path(self.secrets_dir, self.api)
+
     @classmethod
     def load(cls, path: Path) -> "Settings":
-        """Read a settings file; raise Invalid with the key, the value and what is allowed."""
+        """Read a settings file, and find the deployment's own tokens; raise Invalid as `load` does."""
         return load(path)
 
     @field_validator("changefeeds")
@@ -98,7 +108,25 @@ class Settings(Frozen):
 
 
 def load(path: Path) -> Settings:
-    """Read a settings file; raise Invalid with the key, the value and what is allowed."""
+    """Read a settings file; raise Invalid with the key, the value and what is allowed.
+
+    The deployment's own tokens are found where the file names none.
+    """
+    return with_tokens(read_file(path))
+
+
+def with_tokens(settings: Settings, *, make: bool = False) -> Settings:
+    """Return the settings with the deployment's own tokens where they name none.
+
+    With `make`, missing tokens are made first: services that listen do so. Raises Invalid when they cannot
+    be kept in secrets_dir.
+    """
+    capture, api = fill_tokens(settings.secrets_dir, settings.capture, settings.api, make=make)
+    return settings.model_copy(update={"capture": capture, "api": api})
+
+
+def read_file(path: Path) -> Settings:
+    """Read a settings file without the deployment's own tokens; raise Invalid as `load` does."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -76,7 +76,7 @@ class CaptureSettings(Frozen):
     flight_client_tls: TlsSettings | None = None
     """Certificates with which changefeeds and jobs reach the Flight service; keys as in tls."""
     flight_token: SecretStr | None = None
-    """Bearer token that every Flight call must carry. Take it from the environment with ${NAME}."""
+    """Bearer token of every Flight call, from the environment with ${NAME}; else that of secrets_dir."""
     flight_token_path: Path | None = None
     """File with the token, in place of flight_token. White space around the token is ignored."""
     lease_ttl_s: float = Field(10, gt=0)

@@ -56,7 +56,7 @@ class ApiSettings(Frozen):
     tls: ServerTlsSettings | None = None
     """Certificate of the API, and the authority of its clients; keys as in store.tls."""
     accounts: dict[str, AccountSettings] = Field({})
-    """Accounts that may use the API. Without any, every caller is an admin; allowed on loopback only."""
+    """Accounts that may use the API. Without any, loopback has an admin with the token in secrets_dir."""
     hosts: tuple[str, ...] = ()
     """Host names to accept besides that of addr. Others are refused, so that foreign pages cannot call."""
     requests_per_s: float = Field(50, gt=0)

@@ -209,7 +209,7 @@ def _base(options: Mapping[str, str], settings: Settings | None) -> Settings:
     if path is None and settings is not None:
         return settings
     path = path or os.environ.get(CONFIG_VARIABLE)
-    return penstock_settings.load(Path(path)) if path else Settings()
+    return penstock_settings.load(Path(path)) if path else penstock_settings.with_tokens(Settings())
 
 
 def _override_settings(base: Settings, options: Mapping[str, str]) -> Settings:

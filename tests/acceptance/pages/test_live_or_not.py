@@ -106,6 +106,23 @@ def test_a_token_is_asked_for_and_kept_by_the_tab(world: PageWorld, open_page, s
         assert page.evaluate("() => sessionStorage.length") == 0
 
 
+def test_a_sign_in_link_signs_in_and_leaves_no_token_in_the_address(world: PageWorld, open_page) -> None:
+    world.token = TOKEN
+    with open_page(f"{world.url}/#token={TOKEN}", expected="401") as page:
+        expect(page.locator("#account")).to_have_text("shopkeeper")
+        assert page.url == f"{world.url}/"
+        assert page.evaluate("() => history.length") == 2, "the blank page, and this one"
+        page.reload()
+        expect(page.locator("#account")).to_have_text("shopkeeper")
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+        page.evaluate(f"() => {{ location.hash = '#token={TOKEN}'; }}")  # pasted into the open tab
+        expect(page.locator("#account")).to_have_text("shopkeeper")
+        assert TOKEN not in page.url
+        assert TOKEN not in page.content()
+    assert not any(TOKEN in asked for asked in world.asked), "the token is in no address that is asked for"
+
+
 def test_a_token_that_ends_meanwhile_is_asked_for_again(world: PageWorld, open_page) -> None:
     with open_page(world.url, expected="401") as page:
         expect(page.locator("#link-text")).to_have_text("Live")

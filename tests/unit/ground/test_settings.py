@@ -16,7 +16,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_an_empty_file_gives_the_documented_defaults(tmp_path: Path) -> None:
-    loaded = settings.load(write(tmp_path, ""))
+    loaded = settings.read_file(write(tmp_path, ""))
     assert loaded == settings.Settings()
     assert loaded.kv.grpc_connection_count == 4
     assert loaded.kv.max_batch_size == 128

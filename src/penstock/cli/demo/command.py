@@ -35,6 +35,7 @@ from penstock.cli.demo.scene import (
 from penstock.cli.demo.shop import Shop
 from penstock.cli.demo.watch import Watch, Writers, make_writers
 from penstock.cli.service import run_until_signalled
+from penstock.cli.up.display import sign_in_link
 from penstock.cli.up.supervisor import run_deployment
 from penstock.clock import SYSTEM, Clock
 from penstock.control.deployment import Deployment, open_deployment
@@ -101,7 +102,8 @@ def run(*, seconds: float, keep: bool = False, data: Path | None = None, clock: 
             run_deployment(scene.settings, log_level="WARNING") as supervisor,
             open_deployment(supervisor.settings) as deployment,
         ):
-            pages = f"http://{supervisor.settings.api.addr}"
+            started = supervisor.settings
+            pages = sign_in_link(f"http://{started.api.addr}", started.admin_token_path)
             console.print(f"Everything runs in {folder}; pages at {pages}", soft_wrap=True)
             demonstration = _Demonstration(deployment, scene, clock, console)
             all_equal = demonstration.run(seconds)

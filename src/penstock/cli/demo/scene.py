@@ -105,6 +105,7 @@ def make_scene(folder: Path) -> Scene:
         "jobs": {"data": str(folder / "jobs"), "interval_s": 2, "watermark_interval_s": 5},
         "api": {"addr": _FREE_ADDR},
         "up": {"data": str(folder / "up")},
+        "secrets_dir": str(folder / "secrets"),
     }
     return Scene(parse(tree, origin="the demonstration"), events, changes, folder / "targets")
 

@@ -48,6 +48,7 @@ def private_folders(settings: Settings) -> Iterator[tuple[str, Path]]:
     yield "capture.data", settings.capture.data
     yield "jobs.data", settings.jobs.data
     yield "up.data", settings.up.data
+    yield "secrets_dir", settings.secrets_dir
     events = local_folder(settings.capture.storage)
     if events is not None:
         yield "capture.storage", events

@@ -7,7 +7,7 @@ from penstock import tracing
 from penstock.cli.service import print_ready, serve_metrics
 from penstock.durable_files import keep_files_private
 from penstock.eventstore.capture.capture import Capture
-from penstock.settings import Settings
+from penstock.settings import Settings, with_tokens
 
 __all__ = ["serve"]
 
@@ -19,6 +19,7 @@ async def serve(settings: Settings) -> None:
     the settings have an address for them.
     """
     keep_files_private()
+    settings = with_tokens(settings, make=True)
     with serve_metrics(settings.metrics_addr) as metrics:
         await _serve(settings, metrics)
 

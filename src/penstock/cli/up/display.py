@@ -4,14 +4,24 @@ import json
 import logging
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
 
 from penstock.control.part_states import PartKind, PartStatus, UpStates
+from penstock.settings.network import read_token
 
-__all__ = ["Display", "LogDisplay", "TerminalDisplay", "forward_line", "mark_line", "ready_summary"]
+__all__ = [
+    "Display",
+    "LogDisplay",
+    "TerminalDisplay",
+    "forward_line",
+    "mark_line",
+    "ready_summary",
+    "sign_in_link",
+]
 
 _log = logging.getLogger("penstock.up")
 
@@ -45,20 +55,37 @@ def _names(states: UpStates) -> str:
     return ", ".join(part.name for part in states.parts)
 
 
-def ready_summary(states: UpStates, pd_addrs: tuple[str, ...]) -> dict[str, object]:
-    """Return the addresses of the cluster, the API and every part."""
+def ready_summary(
+    states: UpStates, pd_addrs: tuple[str, ...], token_path: Path | None = None
+) -> dict[str, object]:
+    """Return the addresses of the cluster, the API and every part, and the file of the admin's token."""
     summary: dict[str, object] = {"pd": list(pd_addrs)}
     for part in states.parts:
         if part.kind is PartKind.API and part.addr is not None:
             summary["api"] = part.addr
+            if token_path is not None:
+                summary["admin_token_path"] = str(token_path)
     return {**summary, "parts": {part.name: part.addr for part in states.parts}}
 
 
-class LogDisplay:
-    """Writes log lines. With `announce`, prints one line of JSON once everything is ready."""
+def sign_in_link(pages: str, token_path: Path | None) -> str:
+    """Return the address of the pages, with the admin's token if it is in a file of the deployment.
 
-    def __init__(self, *, announce: bool = False) -> None:
+    The token is in the fragment, which browsers send to nobody. Print it on a terminal only, never in a log.
+    """
+    token = read_token(None, token_path, key="secrets_dir")
+    return pages if token is None else f"{pages}/#token={token.get_secret_value()}"
+
+
+class LogDisplay:
+    """Writes log lines. With `announce`, prints one line of JSON once everything is ready.
+
+    What is printed here is often kept, so it has the path of the admin's token and not the token.
+    """
+
+    def __init__(self, *, announce: bool = False, token_path: Path | None = None) -> None:
         self._announce = announce
+        self._token_path = token_path
 
     def show_starting(self, states: UpStates) -> None:
         """Log the names of the parts."""
@@ -78,7 +105,7 @@ class LogDisplay:
 
     def show_all_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
         """Log the addresses, and print them as JSON when announcing."""
-        summary = ready_summary(states, pd_addrs)
+        summary = ready_summary(states, pd_addrs, self._token_path)
         facts = {"pd": ",".join(pd_addrs), **({"pages": summary["api"]} if "api" in summary else {})}
         _log.info("everything is ready", extra=facts)
         if self._announce:
@@ -101,8 +128,9 @@ class LogDisplay:
 class TerminalDisplay:
     """Prints a line for each event, in colours where the terminal has them."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, token_path: Path | None = None) -> None:
         self._console = console or Console(highlight=False)
+        self._token_path = token_path
 
     def show_starting(self, states: UpStates) -> None:
         """Print the names of the parts."""
@@ -121,11 +149,12 @@ class TerminalDisplay:
             self._console.print(line)
 
     def show_all_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
-        """Print the addresses of the pages and the cluster."""
+        """Print the addresses of the pages, as a link that signs in, and of the cluster."""
         summary = ready_summary(states, pd_addrs)
         self._console.print()
         if "api" in summary:
-            self._console.print(f"  pages             [bold]{escape(str(summary['api']))}[/]")
+            link = sign_in_link(str(summary["api"]), self._token_path)
+            self._console.print(f"  pages             [bold]{escape(link)}[/]", soft_wrap=True)
         self._console.print(f"  placement driver  {escape(', '.join(pd_addrs))}")
         self._console.print("  [dim]Ctrl-C stops everything.[/]\n")
 

@@ -97,7 +97,11 @@ def move_folders(settings: Settings, folder: Path) -> Settings:
         jobs = jobs.model_copy(update={"data": folder / "jobs"})
     if up.data == _DEFAULTS.up.data:
         up = up.model_copy(update={"data": folder / "up"})
-    return settings.model_copy(update={"store": store, "capture": capture, "jobs": jobs, "up": up})
+    own = settings.secrets_dir == _DEFAULTS.secrets_dir
+    secrets_dir = folder / "secrets" if own else settings.secrets_dir
+    return settings.model_copy(
+        update={"store": store, "capture": capture, "jobs": jobs, "up": up, "secrets_dir": secrets_dir}
+    )
 
 
 def _has_store(settings: Settings) -> bool:

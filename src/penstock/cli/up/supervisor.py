@@ -26,7 +26,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.control.part_states import PartState, PartStatus, UpStates
 from penstock.durable_files import create_private, make_data_directory
 from penstock.errors import Invalid, PenstockError, Unavailable
-from penstock.settings import Settings
+from penstock.settings import Settings, with_tokens
 
 __all__ = ["Supervisor", "folder_lock", "part_command", "run_deployment", "serve", "up_settings"]
 
@@ -283,7 +283,7 @@ def run_deployment(
 
     Blocks; call it from any thread but the event loop's. Raises as `Supervisor.wait_ready` does.
     """
-    supervisor = Supervisor(settings, log_format=log_format, log_level=log_level)
+    supervisor = Supervisor(with_tokens(settings, make=True), log_format=log_format, log_level=log_level)
 
     async def begin() -> "asyncio.Task[None]":
         return asyncio.create_task(supervisor.run())
@@ -307,7 +307,7 @@ def up_settings(config: Path | None, data: Path | None) -> Settings:
 
     Raises Invalid for a wrong value.
     """
-    loaded = settings.load(config) if config is not None else Settings()
+    loaded = settings.read_file(config) if config is not None else Settings()
     return move_folders(loaded, data) if data is not None else loaded
 
 
@@ -318,9 +318,15 @@ def serve(settings: Settings, *, log_format: str, log_level: str | None) -> None
     it logs, and prints one line of JSON once everything is ready. Raises Invalid when another `penstock up`
     has the folder.
     """
+    settings = with_tokens(settings, make=True)
     on_terminal = sys.stdout.isatty()
     level = log_level or ("WARNING" if on_terminal else "INFO")
     process.configure_logs(style=log_format, level=level)
-    display: Display = TerminalDisplay() if on_terminal else LogDisplay(announce=True)
+    token_path = settings.admin_token_path
+    display: Display = (
+        TerminalDisplay(token_path=token_path)
+        if on_terminal
+        else LogDisplay(announce=True, token_path=token_path)
+    )
     supervisor = Supervisor(settings, log_format=log_format, log_level=level, display=display)
     run_until_signalled(supervisor.run())

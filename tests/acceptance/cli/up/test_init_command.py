@@ -9,17 +9,21 @@ from support.command import ServiceProcess, penstock
 
 def test_a_settings_file_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "penstock.yaml"
-    done = penstock("init", str(path))
+    done = penstock("init", str(path), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{path} is written; edit it, then run: penstock up --config {path}\n"
     assert load(path) == Settings()
-    again = penstock("init", str(path))
+    secrets = tmp_path / "penstock-data" / "secrets"
+    tokens = {file.name: file.read_text() for file in secrets.iterdir()}
+    assert tokens.keys() == {"admin.token", "flight.token"}
+    again = penstock("init", str(path), cwd=tmp_path)
     assert again.returncode == 2
     (line,) = again.stderr.splitlines()
     assert line == f"penstock: {path} exists already; choose another name, or overwrite it with --force"
     path.write_text("")
-    assert penstock("init", str(path), "--force").returncode == 0
+    assert penstock("init", str(path), "--force", cwd=tmp_path).returncode == 0
     assert path.read_text() != ""
+    assert {file.name: file.read_text() for file in secrets.iterdir()} == tokens, "the tokens stay"
 
 
 def test_a_service_shows_its_metrics_where_it_is_told(tmp_path: Path) -> None:
@@ -35,6 +39,6 @@ def test_a_service_shows_its_metrics_where_it_is_told(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"http://{store.ready['metrics']}/metrics", timeout=10) as answer:
             assert b"penstock_store_" in answer.read()
         assert store.terminate() == 0
-    refused = penstock("capture", "--metrics-addr", "nonsense")
+    refused = penstock("capture", "--metrics-addr", "nonsense", cwd=tmp_path)
     assert refused.returncode == 2
     assert "'nonsense' is not host:port" in refused.stderr

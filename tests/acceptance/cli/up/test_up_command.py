@@ -17,7 +17,7 @@ from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.part_states import PartState, PartStatus, UpStates
 from penstock.errors import Unavailable
-from penstock.settings import parse
+from penstock.settings import parse, with_tokens
 from penstock.tables import Table
 from support.command import ServiceProcess, penstock
 
@@ -53,8 +53,9 @@ class World:
     def reached(self) -> Iterator[Deployment]:
         """The deployment, from outside."""
         capture = {**self.tree["capture"], "storage": f"file://{self.folder}/penstock-data/events"}
-        tree = {**self.tree, "capture": capture, "pd_addrs": self.up.ready["pd"]}
-        with open_deployment(parse(tree)) as deployment:
+        secrets = str(self.folder / "penstock-data" / "secrets")
+        tree = {**self.tree, "capture": capture, "pd_addrs": self.up.ready["pd"], "secrets_dir": secrets}
+        with open_deployment(with_tokens(parse(tree))) as deployment:
             yield deployment
 
     def kill(self, name: str) -> None:
@@ -116,6 +117,7 @@ def test_it_says_where_everything_is(world: World) -> None:
     assert sorted(path.name for path in (world.folder / "penstock-data").iterdir()) == [
         "capture",
         "events",
+        "secrets",
         "store",
         "up",
     ]

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from penstock.cli.init_file import EXAMPLES, render_file, write_file
 from penstock.errors import Invalid
-from penstock.settings import Settings, expand, load, parse
+from penstock.settings import Settings, expand, parse, read_file
 
 TEXT = render_file(Path("penstock.yaml"))
 WHOLE = re.sub(r"(?m)^( *)#(?=[a-z_]+:)", r"\1", TEXT)
@@ -37,7 +37,7 @@ def keys_of_tree(tree: Any, prefix: str = "") -> set[str]:
 
 def test_it_loads_as_it_is_and_changes_nothing(tmp_path: Path) -> None:
     write_file(tmp_path / "penstock.yaml")
-    assert load(tmp_path / "penstock.yaml") == Settings()
+    assert read_file(tmp_path / "penstock.yaml") == Settings()
 
 
 def test_what_is_commented_out_is_the_default() -> None:
@@ -82,7 +82,7 @@ def test_a_file_is_not_written_over_unless_asked(tmp_path: Path) -> None:
         write_file(path)
     assert path.read_text() == "mine"
     write_file(path, force=True)
-    assert load(path) == Settings()
+    assert read_file(path) == Settings()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -115,11 +115,13 @@ def test_folders_that_nobody_chose_move_and_chosen_ones_stay(tmp_path: Path) -> 
     assert moved.capture.storage == f"file://{tmp_path}/a%20b/events"
     assert moved.jobs.data == folder / "jobs"
     assert moved.up.data == folder / "up"
+    assert moved.secrets_dir == folder / "secrets"
     tree = {
         "store": {"data": "s"},
         "capture": {"data": "c", "storage": "s3://b/p"},
         "jobs": {"data": "j"},
         "up": {"data": "u"},
+        "secrets_dir": "t",
     }
     chosen = parse(tree)
     assert move_folders(chosen, folder) == chosen

@@ -93,6 +93,11 @@ for (const kind of ["click", "submit", "input", "change"]) {
   });
 }
 
+// Before the router: it would show the token as the name of a view.
+session.beginFromLink(window);
+window.addEventListener("hashchange", () => {
+  if (session.beginFromLink(window)) knowWho();
+});
 const router = new Router(window, show);
 knowWho();
 router.start();

@@ -3,6 +3,9 @@
 import { el } from "../dom.js";
 import { field } from "../parts/pieces.js";
 
+const HINT =
+  "In the settings: api.accounts.NAME.token. Without accounts, penstock up prints a link that signs in; the " +
+  "token is in penstock-data/secrets/admin.token.";
 const TOKEN = /^[\x21-\x7e]+$/; // characters that an Authorization header allows
 
 /** The view; `refused` is set when the API refused the last token, `done` is called with a new one. */
@@ -33,7 +36,7 @@ export function entry(session, refused, done) {
             { "data-action": "enter", novalidate: true },
             screen.heading(),
             el("p", { class: "muted" }, about),
-            field("token", "Token", more, { error, hint: "In the settings: api.accounts.NAME.token" }),
+            field("token", "Token", more, { error, hint: HINT }),
             el("button", { class: "main", type: "submit" }, "Sign in"),
           ),
         ),
