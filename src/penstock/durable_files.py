@@ -27,6 +27,7 @@ __all__ = [
     "make_data_directory",
     "make_folder",
     "make_private_folder",
+    "open_plain",
     "open_private",
     "replace_file",
     "sync_data",
@@ -36,6 +37,7 @@ __all__ = [
 
 PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
+_BY_UMASK_FILE = 0o666
 _PRIVATE_UMASK = 0o077
 
 _log = logging.getLogger(__name__)
@@ -129,13 +131,24 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def open_private(path: Path, mode: Literal["xb", "wb", "a+b"], *, buffering: int = -1) -> IO[bytes]:
-    """Open a file to write; a new one is for this user only."""
-    opened: IO[Any] = open(path, mode, buffering, opener=_open_for_owner)  # noqa: SIM115 - `Path.open` takes no opener
+    """Open a file to write, which is not a link; a new one is for this user only."""
+    return open_plain(path, mode, buffering=buffering)
+
+
+def open_plain(
+    path: Path, mode: Literal["xb", "wb", "a+b"], *, private: bool = True, buffering: int = -1
+) -> IO[bytes]:
+    """Open a file to write. Raises OSError when it is a symbolic link: its target is not ours to change.
+
+    A new file is for this user only, or follows the umask when it is not private.
+    """
+    rights = PRIVATE_FILE if private else _BY_UMASK_FILE
+
+    def open_itself(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, rights)
+
+    opened: IO[Any] = open(path, mode, buffering, opener=open_itself)  # noqa: SIM115 - `Path.open` takes no opener
     return opened
-
-
-def _open_for_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, PRIVATE_FILE)
 
 
 def create_private(path: Path) -> None:

@@ -30,7 +30,7 @@ from penstock.durable_files import (
     make_data_directory,
     make_folder,
     make_private_folder,
-    open_private,
+    open_plain,
     sync_data,
     sync_folder,
 )
@@ -303,7 +303,9 @@ class _ObjectFile(io.RawIOBase):
 class LocalStorage(ObjectStorage):
     """A local directory. A change is on the disk before its call returns.
 
-    Only this user can read what is written to it, unless it is shared: then files follow the umask.
+    Only this user can read what is written to it, unless it is shared: then files follow the umask. Nothing
+    is written or deleted through a symbolic link that leads out of the directory. The directory itself may be
+    a link, as it was when the storage was opened.
     """
 
     def __init__(self, url: str, folder: Path, clock: Clock, *, shared: bool = False) -> None:
@@ -311,6 +313,7 @@ class LocalStorage(ObjectStorage):
             make_private_folder(folder)
         super().__init__(url, LocalStore(folder, mkdir=True), clock)
         self._folder = folder
+        self._real_folder = os.path.realpath(folder)
         self._shared = shared
         self._synced: set[Path] = set()
         """Folders whose names are on the disk."""
@@ -354,6 +357,7 @@ class LocalStorage(ObjectStorage):
     def delete(self, path: str) -> None:
         with self._failures("delete", path):
             target = self._folder / path
+            self._check_inside(target.parent)
             with suppress(FileNotFoundError):  # the folder of the object may not exist either
                 target.unlink(missing_ok=True)
                 sync_folder(target.parent)
@@ -420,8 +424,17 @@ class LocalStorage(ObjectStorage):
             staged.unlink(missing_ok=True)
 
     def _create_file(self, path: str | Path, mode: Literal["xb", "a+b"]) -> IO[bytes]:
-        target = self._folder / path
-        return target.open(mode) if self._shared else open_private(target, mode)
+        return open_plain(self._folder / path, mode, private=not self._shared)
+
+    def _check_inside(self, folder: Path) -> None:
+        """Raise Unavailable when a folder leads out of the directory: links may be made at any time."""
+        real = os.path.realpath(folder)
+        if real != self._real_folder and not real.startswith(self._real_folder.rstrip("/") + "/"):
+            place = folder.relative_to(self._folder)
+            raise Unavailable(
+                f"{place} at {self.url} leads out of it by a symbolic link; remove the link, or restart"
+                " Penstock if the whole directory was moved"
+            )
 
     def _prepare(self, path: str) -> Path:
         target = self._folder / path
@@ -430,6 +443,7 @@ class LocalStorage(ObjectStorage):
 
     def _make_folder(self, folder: Path) -> None:
         """Make a folder and sync its name. An existing one is synced too: its maker may not have done so."""
+        self._check_inside(folder)
         if folder in self._synced and folder.is_dir():
             return
         if folder == self._folder:
