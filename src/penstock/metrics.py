@@ -600,6 +600,9 @@ JOBS_SPOOL_BYTES = Gauge("penstock_jobs_spool_bytes", "Bytes of changes on disk 
 JOBS_ABANDONED_CONSUMERS = Gauge(
     "penstock_jobs_abandoned_consumers", "Consumers that were canceled and have not stopped."
 )
+JOBS_STALLED_TOTAL = Counter(
+    "penstock_jobs_stalled_total", "Consumers that were ended because they made no progress."
+)
 JOBS_INDEX_UPKEEP_SECONDS = Histogram(
     "penstock_jobs_index_upkeep_seconds",
     "Seconds of one upkeep step of a search index: measure, train, fold, merge, compact, clean.",

@@ -27,6 +27,7 @@ from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.jobs.log.log_feed import LogFeed
+from penstock.jobs.runner.lease_term import SideTask
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
 from penstock.jobs.scheduler.scheduler import Scheduler
@@ -51,6 +52,14 @@ T = TypeVar("T")
 
 _WAIT_S = 60.0
 _LOOK_S = 0.02
+
+
+@dataclass
+class RunningJobs:
+    """A runner of jobs; `ended` ends with its error, if it ends by itself."""
+
+    runner: JobRunner
+    ended: "asyncio.Task[None]"
 
 
 @dataclass
@@ -191,13 +200,17 @@ class JobWorld:
         frames: Frames | None = None,
         spark: "Callable[[str], SparkSession] | None" = None,
         owner: str = "runner",
-    ) -> AsyncIterator[JobRunner]:
-        """Run the jobs as `penstock job run` does, until the block ends."""
+        side_tasks: Iterable[SideTask] = (),
+        **executing: Any,
+    ) -> AsyncIterator["RunningJobs"]:
+        """Run the jobs as `penstock job run` does, until the block ends; `executing` is for iterations."""
         log = self.jobs.log
         await self.do(log.ensure)
 
         def open_scheduler(on_end: OnEnd) -> Scheduler:
-            executor = IterationRunner(log, self.source, self.settings, frames=frames, spark=spark, find=find)
+            executor = IterationRunner(
+                log, self.source, self.settings, frames=frames, spark=spark, find=find, **executing
+            )
             made = Scheduler(executor, self.settings.jobs, on_end=on_end)
             made.start()
             return made
@@ -211,11 +224,11 @@ class JobWorld:
             feed=LogFeed(log, self.settings),
             source=self.source,
             open_scheduler=open_scheduler,
-            side_tasks=[verify_on_schedule(log, self.source, self.settings)],
+            side_tasks=[verify_on_schedule(log, self.source, self.settings), *side_tasks],
         )
         running = asyncio.create_task(runner.run(), name="penstock-test-runner")
         try:
-            yield runner
+            yield RunningJobs(runner, running)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -138,6 +138,9 @@ class JobContext:
     tenant: TenantTargets | None = None
     """Where the job may write: it is a tenant's. None: anywhere."""
     clock: Clock = SYSTEM
+    progressed: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Call it when the target has acknowledged something. Taking changes is progress by itself. An iteration
+    without progress for `jobs.stall_s` is ended."""
 
     @property
     def owner(self) -> str:
@@ -194,6 +197,10 @@ class Consumer(ABC):
     """The model of the options. Values of its fields are shown to people, unless they are SecretStr. Without
     it no value of an option is shown."""
 
+    patience: ClassVar[int] = 1
+    """How many times `jobs.stall_s` it may work without progress: merging files or training an index shows
+    none, and may take hours."""
+
     @classmethod
     def absolute_options(cls, options: Mapping[str, str]) -> dict[str, str]:
         """Return a job's options as they are stored: with absolute paths.
@@ -228,6 +235,14 @@ class Consumer(ABC):
     def check(self, schema: SchemaVersion) -> None:
         """Raise Invalid when the consumer does not support such a table; called at registration."""
         del schema
+
+    def interrupt(self) -> None:
+        """Let a call that waits for the target fail soon, and later ones at once: the job was canceled.
+
+        Called by another thread at any time, perhaps twice; does not block. A consumer that ignores it is
+        abandoned after a while.
+        """
+        return
 
     def close(self) -> None:
         """Close what is open."""

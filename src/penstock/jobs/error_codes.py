@@ -30,6 +30,10 @@ class CutOff(PenstockError):
     """A consumer was too slow for the other jobs of its table and continues in an iteration of its own."""
 
 
+class Stalled(PenstockError):
+    """A consumer made no progress for so long that its iteration was ended."""
+
+
 class Failure(NamedTuple):
     """What is recorded of an error: its code and one line without values of rows."""
 
@@ -56,6 +60,8 @@ def _code(error: BaseException) -> ErrorCode:
             return ErrorCode.REFUSED
         case CutOff():
             return ErrorCode.CUT_OFF
+        case Stalled():
+            return ErrorCode.STALLED
         case _:
             return ErrorCode.TEMPORARY
 

@@ -93,6 +93,8 @@ class ErrorCode(IntEnum):
     """The consumer was too slow for the other jobs and continues alone in an iteration of its own."""
     TRIGGER = 3
     """The job's custom trigger failed, so it is unknown when the job should run."""
+    STALLED = 4
+    """The target acknowledged nothing for too long, and the iteration was ended."""
     REFUSED = PERMANENT
     """The consumer or its target cannot work with this configuration."""
     SCHEMA = PERMANENT + 1

@@ -18,7 +18,9 @@ class JobsSettings(Frozen):
     greedy_interval_s: float = Field(0.2, gt=0)
     """Seconds between checks for greedy jobs."""
     workers: int = Field(10, ge=1, le=256)
-    """Iterations to run at the same time."""
+    """Iterations to run at the same time. An account that runs none gets one more worker."""
+    account_workers: int | None = Field(None, ge=1, le=256)
+    """Most workers of one account while others have work. By default three quarters of all."""
     queue_max: int = Field(10_000, ge=1)
     """Iterations that may wait for a worker."""
     rows_max: int = Field(1_000_000, ge=1)
@@ -39,6 +41,10 @@ class JobsSettings(Frozen):
     """Tries of an iteration before it is left to the next one."""
     backoff_s: float = Field(1.0, gt=0)
     """Seconds before the second try. They double with each try, up to a minute."""
+    stall_s: float = Field(900, gt=0)
+    """Seconds without progress after which an iteration is ended: nothing was taken or acknowledged."""
+    abandoned_max: int = Field(32, ge=1)
+    """Consumers that may ignore their end. Beyond that the process ends, and `penstock up` restarts it."""
     lease_ttl_s: float = Field(15, gt=0)
     """Seconds after which another runner takes over the jobs of a silent one."""
     watermark_interval_s: float = Field(3600, gt=0)

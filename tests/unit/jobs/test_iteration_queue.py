@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
+from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting, WorkerShares
 from support.jobdoubles import iteration_of, job_row
 
 
@@ -222,3 +222,60 @@ def test_an_iteration_without_jobs_is_gone(parked: bool) -> None:
     assert queue.release_due(2.0) is None
     assert queue.take() is None
     assert queue.offer(iteration_of(job, to_ts=10))
+
+
+def _take_all(queue: FairQueue) -> list[str]:
+    """The accounts whose iterations begin now, if none ends."""
+    taken = []
+    while (found := queue.take()) is not None:
+        taken.append(found.iteration.account)
+    return taken
+
+
+def test_an_account_alone_may_hold_every_worker_and_another_still_gets_one() -> None:
+    queue = FairQueue(100, shares=WorkerShares.of(10))
+    for number in range(30):
+        queue.offer(_iteration(f"a{number}", "ann"))
+    assert _take_all(queue) == ["ann"] * 10
+    for number in range(5):
+        queue.offer(_iteration(f"b{number}", "bob"))
+    assert _take_all(queue) == ["bob"], "beyond the workers that the other holds"
+    queue.finish("bob", 1.0)
+    assert _take_all(queue) == ["bob"], "and again"
+
+
+def test_among_several_accounts_none_holds_more_than_its_cap() -> None:
+    queue = FairQueue(100, shares=WorkerShares.of(10))
+    queue.offer(_iteration("b", "bob"))
+    for number in range(30):
+        queue.offer(_iteration(f"a{number}", "ann"))
+    assert sorted(_take_all(queue)) == ["ann"] * 8 + ["bob"]
+    for number in range(4):
+        queue.offer(_iteration(f"b{number}", "bob"))
+    assert _take_all(queue) == ["bob"], "the tenth worker"
+    for _ in range(3):
+        queue.finish("ann", 1.0)
+    assert _take_all(queue) == ["bob", "bob", "bob"], "whoever holds less comes first"
+
+
+def test_a_cap_of_the_settings_is_kept_and_is_at_least_one() -> None:
+    assert WorkerShares.of(10, 3).account_workers == 3
+    assert WorkerShares.of(10, 99).account_workers == 10
+    assert WorkerShares.of(1).account_workers == 1
+    assert WorkerShares.of(4).account_workers == 3
+
+
+def test_more_floors_than_workers_are_not_given() -> None:
+    queue = FairQueue(100, shares=WorkerShares.of(2))
+    for number in range(9):
+        queue.offer(_iteration(f"job{number}", f"account{number}"))
+    assert len(_take_all(queue)) == 4
+
+
+def test_a_queue_that_one_account_has_filled_takes_the_first_iteration_of_another() -> None:
+    queue = FairQueue(2)
+    for name in ("a", "b"):
+        assert queue.offer(_iteration(name, "ann"))
+    assert not queue.offer(_iteration("c", "ann"))
+    assert queue.offer(_iteration("d", "bob"))
+    assert not queue.offer(_iteration("e", "bob"))

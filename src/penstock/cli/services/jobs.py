@@ -9,11 +9,12 @@ from penstock.cli.service import print_ready, run_until_signalled, serve_metrics
 from penstock.clock import SYSTEM
 from penstock.follow.follower import ScanFollower
 from penstock.follow.source import ScanSource
+from penstock.jobs.iteration.consumer_run import AbandonedConsumers
 from penstock.jobs.iteration.iteration_run import IterationRunner
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.jobs.log.job_log import RUNNER_LEASE, JobLog
 from penstock.jobs.log.log_feed import LogFeed
-from penstock.jobs.runner.runner import JobRunner
+from penstock.jobs.runner.runner import JobRunner, watch_abandoned
 from penstock.jobs.runner.seams import OnEnd
 from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.jobs.usage import UsageMeter
@@ -49,14 +50,18 @@ async def _run(settings: Settings, session: LateSession, metrics: dict[str, str]
         async with await ScanFollower.connect(
             settings, client, flight_tls=settings.capture.flight_client_tls
         ) as source:
+            abandoned = AbandonedConsumers()
             runner = JobRunner(
                 settings.jobs,
                 acquire=lambda: Lease.acquire(client, RUNNER_LEASE, owner, ttl_s=settings.jobs.lease_ttl_s),
                 log=log,
                 feed=LogFeed(log, settings),
                 source=source,
-                open_scheduler=lambda on_end: _scheduler(settings, log, source, session, on_end),
-                side_tasks=[verify_on_schedule(log, source, settings)],
+                open_scheduler=lambda on_end: _scheduler(settings, log, source, session, abandoned, on_end),
+                side_tasks=[
+                    verify_on_schedule(log, source, settings),
+                    watch_abandoned(abandoned, settings.jobs.abandoned_max),
+                ],
             )
             _, jobs = await asyncio.to_thread(log.read_all)
             print_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | metrics)
@@ -65,7 +70,12 @@ async def _run(settings: Settings, session: LateSession, metrics: dict[str, str]
 
 
 def _scheduler(
-    settings: Settings, log: JobLog, source: ScanSource, session: LateSession, on_end: OnEnd
+    settings: Settings,
+    log: JobLog,
+    source: ScanSource,
+    session: LateSession,
+    abandoned: AbandonedConsumers,
+    on_end: OnEnd,
 ) -> Scheduler:
     executor = IterationRunner(
         log,
@@ -74,6 +84,7 @@ def _scheduler(
         frames=SparkFrames(session.get),
         spark=session,
         usage=UsageMeter(log.client),
+        abandoned=abandoned,
     )
     weights = {name: pool.weight for name, pool in settings.spark.pools.items()}
     scheduler = Scheduler(executor, settings.jobs, on_end=on_end, weights=weights)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import pyarrow as pa
 
@@ -161,6 +161,7 @@ class LakeConsumer(Consumer):
     files that have changed keys.
     """
 
+    patience: ClassVar[int] = 12  # a tail that touches all files rewrites them all
     _seen: tuple[Version | None] | None = None
     """The version that the log was reconciled with: the next commit is on top of it."""
 

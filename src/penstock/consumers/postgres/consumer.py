@@ -5,10 +5,12 @@ The details of an error may quote rows, and so may the messages of errors about 
 errors are not chained, because tracebacks are logged.
 """
 
+import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, Literal
 
 import psycopg
 import pyarrow as pa
@@ -86,6 +88,7 @@ class Postgres(Consumer):
     """
 
     options_type = PostgresOptions
+    patience: ClassVar[int] = 4  # one statement writes all rows of a first sync
 
     @classmethod
     def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:
@@ -262,6 +265,14 @@ class Postgres(Consumer):
             with self._transaction() as cursor:
                 self._compared = self._marks.columns(cursor)
         return self._compared
+
+    def interrupt(self) -> None:
+        """Break the connection: a server that does not answer is not waited for."""
+        connection = self._connection
+        with suppress(psycopg.Error, OSError):  # it is closed, or not made yet
+            if connection is not None:
+                with socket.socket(fileno=os.dup(connection.fileno())) as broken:
+                    broken.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""

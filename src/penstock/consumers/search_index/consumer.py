@@ -73,6 +73,7 @@ class IndexConsumer(Consumer):
     """
 
     options_type: ClassVar[type[IndexOptions]] = IndexOptions
+    patience: ClassVar[int] = 12  # an index of many rows is trained in one call
 
     @classmethod
     def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:

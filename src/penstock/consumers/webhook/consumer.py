@@ -143,6 +143,7 @@ class Webhook(Consumer):
                 "Content-Type": body.content_type,
             }
             self._target.send("POST", partial(self._sign, headers, body.content), body.content)
+            self.job.progressed()
 
     def _sign(self, headers: dict[str, str], body: bytes) -> dict[str, str]:
         found = {**headers, "User-Agent": f"penstock/{penstock.__version__}", **self._more_headers}
@@ -151,6 +152,12 @@ class Webhook(Consumer):
             at_s = self.job.clock.wall_ms() // 1000
             found[HEADER] = signature(secret.get_secret_value(), headers, body, at_s=at_s)
         return found
+
+    def interrupt(self) -> None:
+        """End the request that is being made."""
+        self._target.interrupt()
+        if self._watermark is not None:
+            self._watermark.interrupt()
 
     def close(self) -> None:
         """Close the connections."""

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from penstock.clock import Clock
-from penstock.errors import Fenced, Invalid, Unavailable
-from penstock.eventloop import run
+from penstock.errors import Aborted, Fenced, Invalid, Unavailable
+from penstock.eventloop import run, shared_loop
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
 from penstock.targets import Target
 
@@ -29,6 +29,8 @@ _HINTS = {
 _BACKOFF = BackoffPolicy(base_s=0.5, cap_s=30.0, jitter=EQUAL_JITTER)
 WAIT_MAX_S = 60.0
 """A server that asks for a longer pause is left to the next iteration."""
+_PIECE_S = 5.0
+"""The longest part of a pause after which an interruption is noticed."""
 
 
 class DeliveryResult(Enum):
@@ -162,6 +164,24 @@ class Sender:
         self._ca_path = ca_path
         self._clock = clock
         self._connection: httpx.AsyncHTTPTransport | None = None
+        self._interrupted = False
+        self._request_task: asyncio.Task[object] | None = None
+
+    def interrupt(self) -> None:
+        """Let the request that is being made, and every later one, raise Aborted. For any thread."""
+        self._interrupted = True
+        shared_loop().call_soon_threadsafe(self._cancel_request)
+
+    def _cancel_request(self) -> None:
+        if self._request_task is not None:
+            self._request_task.cancel()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt, in pieces, so that an interruption is noticed."""
+        while seconds > 0 and not self._interrupted:
+            piece = min(seconds, _PIECE_S)
+            self._clock.pause(piece)
+            seconds -= piece
 
     def send(
         self, method: str, headers: Headers, body: bytes | None, *, missing: bytes | None = None
@@ -192,7 +212,7 @@ class Sender:
             if pause_s > WAIT_MAX_S:
                 break
             if attempt < self._attempts - 1:
-                self._clock.pause(pause_s)
+                self._pause(pause_s)
         raise Unavailable(f"{self._address.public_url} {failure}; the changes are sent again later")
 
     def _exchange(self, method: str, headers: Mapping[str, str], body: bytes | None) -> tuple[Answer, bytes]:
@@ -204,6 +224,9 @@ class Sender:
             )
         try:
             answer, text = run(self._answer(self._connection, self._request(method, headers, body)))
+        except asyncio.CancelledError:
+            self.close()
+            raise Aborted("the job was canceled") from None
         except (OSError, httpx.TransportError) as error:
             self.close()
             if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error)):
@@ -223,6 +246,9 @@ class Sender:
 
         Uses the transport, not a client: redirects, cookies and proxies are not wanted.
         """
+        self._request_task = asyncio.current_task()
+        if self._interrupted:
+            raise asyncio.CancelledError
         async with asyncio.timeout(self._timeout_s):
             response = await connection.handle_async_request(request)
             text = bytearray()

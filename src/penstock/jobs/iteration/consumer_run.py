@@ -16,7 +16,7 @@ from penstock.errors import Aborted, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import Consumer, DataType, JobContext, Retrieved, open_consumer, resolve_info
-from penstock.jobs.error_codes import SchemaRefused, failure_of
+from penstock.jobs.error_codes import SchemaRefused, Stalled, failure_of
 from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, RunOutcome, reconcile
 from penstock.jobs.iteration.shared_scan import SharedScan
 from penstock.jobs.iteration.spark_frame import quote_name
@@ -47,6 +47,20 @@ class IterationLog(Protocol):
         """Apply a transition in a consumer's own transaction; raise Fenced when the row has another lsn."""
 
 
+class AbandonedConsumers:
+    """Counts the consumers of this process that were abandoned and have not returned. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def add(self, number: int) -> None:
+        """Count one more, or one less."""
+        with self._lock:
+            self.count += number
+            metrics.JOBS_ABANDONED_CONSUMERS.inc(number)
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerServices:
     """What consumers need beside their changes."""
@@ -56,13 +70,15 @@ class ConsumerServices:
     find: Callable[[str], type[Consumer]]
     spark: "Callable[[str], SparkSession] | None"
     clock: Clock
+    abandoned: AbandonedConsumers
     grace_s: float = GRACE_S
 
 
 class ConsumerRun:
     """One run of a job's consumer. `ended` is called once: by its thread, or by the caller of `abandon`.
 
-    `job` is the row as it was begun: any change of it since then fences this run.
+    `returned` is called when the thread of an abandoned run ends after all. `job` is the row as it was begun:
+    any change of it since then fences this run.
     """
 
     def __init__(
@@ -74,6 +90,7 @@ class ConsumerRun:
         scratch: Path,
         *,
         ended: "Callable[[ConsumerRun, RunOutcome], None]",
+        returned: "Callable[[ConsumerRun], None]",
     ) -> None:
         self.job = job
         self.scratch = scratch
@@ -83,10 +100,13 @@ class ConsumerRun:
         self._shared = shared
         self._services = services
         self._ended = ended
-        self._began = services.clock.monotonic()
+        self._returned = returned
+        self._began = self._progress_at = services.clock.monotonic()
+        self._consumer: Consumer | None = None
         self._retriever: JobRetriever | None = None
         self._state = threading.Lock()
         self._canceled = False
+        self._stalled: Stalled | None = None
         self._over = False
         self.abandoned = False
         """Whether the job continues without its thread."""
@@ -113,8 +133,48 @@ class ConsumerRun:
             if self._canceled:
                 return
             self._canceled = True
+        self._interrupt()
+
+    @property
+    def stalls_at(self) -> float | None:
+        """When to look whether the run makes no progress; None when it is to end anyway."""
+        if self._canceled or self._stalled is not None:
+            return None
+        now, limit_s = self._services.clock.monotonic(), self._stall_s
+        # A consumer that waits for changes waits for the source and for its siblings, not for its target.
+        waits = self._retriever is not None and self._retriever.waiting
+        return (now if waits else self._progress_at) + limit_s
+
+    @property
+    def _stall_s(self) -> float:
+        patience = 1 if self._consumer is None else self._consumer.patience
+        return self._services.settings.jobs.stall_s * patience
+
+    def stall(self) -> None:
+        """End a run that makes no progress; it counts as failed, and is retried as such."""
+        self._stalled = Stalled(
+            f"the consumer took no changes and its target acknowledged nothing for {self._stall_s:g} s"
+            " (jobs.stall_s); check the target"
+        )
+        metrics.JOBS_STALLED_TOTAL.inc()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         self.give_up_at = self._services.clock.monotonic() + self._services.grace_s
         self._shared.leave(self.job.key)
+        consumer = self._consumer
+        if consumer is None:
+            return
+        try:
+            consumer.interrupt()
+        except Exception as error:  # noqa: BLE001 - the code is the consumer's; it is abandoned then
+            _log.warning(
+                "a consumer could not be interrupted",
+                extra={"job": str(self.job.id), "error": failure_of(error).message},
+            )
+
+    def _progressed(self) -> None:
+        self._progress_at = self._services.clock.monotonic()
 
     def abandon(self) -> None:
         """Stop waiting for a consumer that continues although it was canceled; what it does does not count.
@@ -125,14 +185,21 @@ class ConsumerRun:
             if self._over:
                 return
             self._over = self.abandoned = True
-        metrics.JOBS_ABANDONED_CONSUMERS.inc()
+        self._services.abandoned.add(1)
         _log.warning(
             "a canceled consumer does not end; its job continues without it",
             extra={"job": str(self.job.id), "consumer": self.job.spec.consumer},
         )
         if self._retriever is not None:
             self._retriever.end("the job was canceled, and its consumer was abandoned")
-        self._ended(self, self._outcomes.cancel(at=self._services.clock.wall_ms()))
+        self._ended(self, self._decide_end())
+
+    def _decide_end(self) -> RunOutcome:
+        """Return the outcome of a run that was made to end."""
+        at = self._services.clock.wall_ms()
+        if self._canceled or self._stalled is None:
+            return self._outcomes.cancel(at=at)
+        return self._outcomes.fail(self._stalled, at=at, by_source=False)
 
     def _run(self) -> None:
         outcome = self._run_consumer()
@@ -141,8 +208,9 @@ class ConsumerRun:
         if not over:
             self._ended(self, outcome)
         elif self.abandoned:
-            metrics.JOBS_ABANDONED_CONSUMERS.dec()
+            self._services.abandoned.add(-1)
             _log.info("an abandoned consumer has ended", extra={"job": str(self.job.id)})
+            self._returned(self)
 
     def _run_consumer(self) -> RunOutcome:
         """Bring the target to the end of the iteration."""
@@ -157,8 +225,9 @@ class ConsumerRun:
 
     def _consume(self) -> RunOutcome:
         context = self._context()
-        consumer = open_consumer(context, self._services.find)
+        consumer = self._consumer = open_consumer(context, self._services.find)
         try:
+            self._check_canceled()
             iteration = self._outcomes.iteration
             found = reconcile(self.job, iteration.from_ts, consumer.committed_ts())
             if isinstance(found, Ahead):
@@ -181,6 +250,7 @@ class ConsumerRun:
                 self._services.log,
                 self._services.clock,
                 enter_pool=self._spark,
+                progressed=self._progressed,
             )
             self._check_canceled()
             consumer.consume(data)
@@ -193,9 +263,9 @@ class ConsumerRun:
             self._close(consumer)
 
     def _decide_failure(self, error: BaseException) -> RunOutcome:
+        if self._canceled or self._stalled is not None:
+            return self._decide_end()
         at = self._services.clock.wall_ms()
-        if self._canceled:
-            return self._outcomes.cancel(at=at)
         cause = (self._retriever.failure if self._retriever is not None else None) or error
         return self._outcomes.fail(cause, at=at, by_source=self._shared.is_source_error(cause))
 
@@ -208,7 +278,7 @@ class ConsumerRun:
             raise Fenced(f"job {self.job.id} was taken over by another process")
 
     def _check_canceled(self) -> None:
-        if self._canceled:
+        if self._canceled or self._stalled is not None:
             raise Aborted("the job was canceled")
 
     def _close(self, consumer: Consumer) -> None:
@@ -237,6 +307,7 @@ class ConsumerRun:
             spark=self._spark,
             tenant=TenantTargets.of(services.settings, job.account, recorded=job.confined),
             clock=services.clock,
+            progressed=self._progressed,
         )
 
     def _spark(self) -> "SparkSession":
@@ -257,6 +328,7 @@ class JobRetriever:
         clock: Clock,
         *,
         enter_pool: Callable[[], object],
+        progressed: Callable[[], None],
     ) -> None:
         self._job = job
         self._from_ts = from_ts
@@ -264,6 +336,7 @@ class JobRetriever:
         self._log = log
         self._clock = clock
         self._enter_pool = enter_pool
+        self._progressed = progressed
         self._scan = shared.scan()
         self._columns = choose_columns(self._scan.schema.table, job.spec.detail.consumer.columns)
         self._keys = key_names(self._scan.schema.table)
@@ -277,6 +350,8 @@ class JobRetriever:
             self._recorder = tracing.current.start_recorder()
         self.rows = 0
         self.nbytes = 0
+        self.waiting = False
+        """Whether the consumer waits for changes now."""
         self.waited_s = 0.0
         """How long the consumer has waited for changes; that is not its own work."""
         self.failure: Exception | None = None
@@ -325,6 +400,7 @@ class JobRetriever:
         if self._end_of_data is not None:
             return self._end_of_data
         asked_at = self._clock.monotonic()
+        self.waiting = True
         try:
             batch = self._shared.take(self._job.key)
         except Exception as error:
@@ -332,6 +408,8 @@ class JobRetriever:
             raise
         finally:
             self.waited_s += self._clock.monotonic() - asked_at
+            self._progressed()
+            self.waiting = False
         assert batch is not None, "the last batch says that it is the last"
         self.rows += batch.rows
         if self._recorder is not None:
@@ -351,12 +429,16 @@ class JobRetriever:
         return self._frame
 
     def _take_frame(self) -> "DataFrame":
+        self.waiting = True  # for the executors that read it
         try:
             self._enter_pool()
             shared = self._shared.frame(self._job.key)
         except Exception as error:
             self.failure = error
             raise
+        finally:
+            self._progressed()
+            self.waiting = False
         self._shared.leave(self._job.key, Invalid("the changes were taken as a DataFrame already"))
         self.rows, self.nbytes = self._scan.rows, self._scan.nbytes
         if self._recorder is not None:

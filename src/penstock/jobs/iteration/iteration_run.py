@@ -20,7 +20,13 @@ from penstock.errors import Invalid, PenstockError
 from penstock.follow.cluster_tables import TableGone
 from penstock.follow.source import ScanSource
 from penstock.jobs.consumer import Consumer, find_consumer
-from penstock.jobs.iteration.consumer_run import GRACE_S, ConsumerRun, ConsumerServices, IterationLog
+from penstock.jobs.iteration.consumer_run import (
+    GRACE_S,
+    AbandonedConsumers,
+    ConsumerRun,
+    ConsumerServices,
+    IterationLog,
+)
 from penstock.jobs.iteration.iteration import Iteration, OutcomeKind, OutcomePolicy, RunOutcome
 from penstock.jobs.iteration.shared_scan import ScanConfig, SharedScan
 from penstock.jobs.iteration.spark_frame import Frames
@@ -61,7 +67,9 @@ class IterationRun:
         self._runs: dict[JobKey, ConsumerRun] = {}
         self._open: set[JobKey] = set()  # jobs whose consumers have not ended
         self._canceled: set[JobKey] = set()
+        self._gone: set[JobKey] = set()  # jobs whose abandoned consumers have returned
         self._again: list[Job] = []
+        self._folder: Path | None = None
 
     @property
     def iteration(self) -> Iteration:
@@ -136,6 +144,7 @@ class IterationRun:
                 self._services.consumer_services,
                 folder / f"{job.key.job_name}-{job.key.job_id}",
                 ended=self._settle,
+                returned=self._clear_up,
             )
             for job in jobs
         }
@@ -148,7 +157,7 @@ class IterationRun:
             run.start()
 
     def _wait(self) -> None:
-        """Wait until every consumer has ended; abandon canceled ones after a while."""
+        """Wait until every consumer has ended; end those that stall, and abandon what does not end."""
         while late := self._late_runs():
             for run in late:
                 run.abandon()
@@ -163,14 +172,31 @@ class IterationRun:
                 late = [run for at, run in limits if at <= now]
                 if late:
                     return late
-                self._changed.wait(min((at - now for at, _ in limits), default=None))
+                checks = [(run.stalls_at, run) for run in runs]
+                stalled = [run for at, run in checks if at is not None and at <= now]
+                for run in stalled:
+                    run.stall()
+                if not stalled:
+                    times = [at for at, _ in (*limits, *checks) if at is not None]
+                    self._changed.wait(min(times) - now if times else None)
         return []
 
     def _finish(self, shared: SharedScan, folder: Path) -> None:
         if not shared.finish(self._services.consumer_services.grace_s):
             _log.warning("a scan does not end", extra={"table_id": self.iteration.table_id})
         self._services.usage.add(self.iteration.account, Usage(task_seconds=shared.read_seconds))
-        if not any(run.abandoned for run in self._runs.values()):  # else its files may still be in use
+        with self._changed:
+            self._folder = folder
+        self._clear_up(None)
+
+    def _clear_up(self, returned: ConsumerRun | None) -> None:
+        """Remove the files of the iteration, unless an abandoned consumer may still use them."""
+        with self._changed:
+            if returned is not None:
+                self._gone.add(returned.job.key)
+            used = any(run.abandoned and key not in self._gone for key, run in self._runs.items())
+            folder = None if used else self._folder
+        if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _settle(self, run: ConsumerRun, outcome: RunOutcome) -> None:
@@ -242,6 +268,7 @@ class IterationRunner:
         spark: "Callable[[str], SparkSession] | None" = None,
         find: Callable[[str], type[Consumer]] = find_consumer,
         usage: UsageMeter | None = None,
+        abandoned: AbandonedConsumers | None = None,
         grace_s: float = GRACE_S,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -250,7 +277,9 @@ class IterationRunner:
         self._services = IterationServices(
             log=log,
             scan_config=ScanConfig(source, settings.jobs, frames, clock),
-            consumer_services=ConsumerServices(log, settings, find, spark, clock, grace_s),
+            consumer_services=ConsumerServices(
+                log, settings, find, spark, clock, abandoned or AbandonedConsumers(), grace_s
+            ),
             usage=self.usage,
             scratch=Scratch(settings.jobs.data, clock=clock),
         )

@@ -30,6 +30,8 @@ RUNNER_LEASE = LeaseKey(
 )
 """The right to be the one process that runs the jobs of a cluster."""
 _CHUNK_ROWS = 256  # rows that one transaction changes: a conflict repeats no more than these
+_DROPPED_ROWS = 10
+"""Dropped rows of one name that stay, until their time is over, when it is registered again."""
 _ATTEMPTS = 5
 _COLLECTED = "penstock/jobs/collected"
 _VERIFIED = "penstock/jobs/verified"
@@ -131,6 +133,9 @@ class JobLog:
                 f"job {job.id} was registered by another transaction just now; run the transaction again"
             )
         txn.put(place, rows.value(added))
+        # The last dropped ones are kept for people to see; a loop of registrations leaves no more than that.
+        dropped = sorted((known for known, row in there.items() if row), key=lambda known: known.job_id)
+        self._remove(dropped[:-_DROPPED_ROWS], txn)
         return added
 
     def change(self, txn: Transaction, key: JobKey, lsn: int | None, transition: Transition) -> Job:

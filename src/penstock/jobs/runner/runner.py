@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
 from penstock.follow.source import ScanSource
+from penstock.jobs.iteration.consumer_run import AbandonedConsumers
 from penstock.jobs.runner.lease_term import LeaseTerm, SideTask
 from penstock.jobs.runner.seams import AcquireLease, OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.metrics import JOBS_RUNNER, JOBS_TAKEOVERS_TOTAL
@@ -16,11 +17,29 @@ _WAIT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
+class WornOut(PenstockError):
+    """Too many consumers of this process were abandoned and have not returned; only its end ends them."""
+
+
+def watch_abandoned(abandoned: AbandonedConsumers, limit: int, *, clock: Clock = SYSTEM) -> SideTask:
+    """Return the side task that ends the process, by WornOut, once more than `limit` are abandoned."""
+
+    async def watch(_board: object, _lease: RunnerLease) -> None:
+        while abandoned.count <= limit:
+            await clock.sleep(_WAIT_S)
+        raise WornOut(
+            f"more than {limit} consumers do not return (jobs.abandoned_max); the process ends to be rid of"
+            " them: restart it, and check the targets of stalled jobs"
+        )
+
+    return watch
+
+
 class JobRunner:
     """Runs the jobs of a cluster whenever no other process does, until it is cancelled.
 
     Any number of processes may have one: the others stand by. Whatever ends a term, except cancellation, is
-    logged and followed by another try: all that counts is in the log and in the targets.
+    logged and followed by another try: all that counts is in the log and in the targets. WornOut is raised.
     """
 
     def __init__(
@@ -80,6 +99,8 @@ class JobRunner:
                 side_tasks=self._side_tasks,
                 clock=self._clock,
             ).run()
+        except WornOut:
+            raise
         except Fenced as error:
             _log.warning("another process runs the jobs now", extra={"reason": str(error)})
         except PenstockError as error:

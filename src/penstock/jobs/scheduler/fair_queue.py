@@ -1,8 +1,10 @@
 """Which waiting iteration runs next: fair between accounts, then by priority, then by age. Pure."""
 
+import sys
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobKey
@@ -48,17 +50,52 @@ class _Account:
         return not self.running and not self.places
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerShares:
+    """How many workers run iterations at once, and how many of them one account may hold.
+
+    While others have something to run, an account holds at most `account_workers`: its cap. Beyond all that,
+    an account that has no worker gets one: its floor. So whatever the iterations of one account do, and
+    however long, every other account has a worker.
+    """
+
+    workers: int
+    account_workers: int
+
+    @property
+    def most(self) -> int:
+        """The number of workers that may be needed: the shared ones, and as many again for floors."""
+        return 2 * self.workers
+
+    @classmethod
+    def of(cls, workers: int, account_workers: int | None = None) -> "WorkerShares":
+        """Return the shares; without a cap in the settings, an account may hold three quarters."""
+        return cls(workers, max(1, min(workers, account_workers or workers - workers // 4)))
+
+    def allow(self, held: int, total: int, *, alone: bool) -> bool:
+        """Return whether an account that holds `held` of `total` busy workers may have another one."""
+        if not held:
+            return total < self.most
+        return total < self.workers and held < (self.workers if alone else self.account_workers)
+
+
+_EVERY = WorkerShares(sys.maxsize, sys.maxsize)
+
+
 class FairQueue:
     """Iterations that wait for a worker, at most `waiting_max`, and those that wait for their next try.
 
     An account that has fewer workers than others, relative to its weight, comes first; of equal ones the one
     that has been served less. So an account with a thousand iterations does not delay another's only one by
-    more than what runs already. A job is in the queue at most once.
+    more than what runs already; `shares` says what may run beside that. A job is in the queue at most once.
     """
 
-    def __init__(self, waiting_max: int, weights: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, waiting_max: int, weights: Mapping[str, int] | None = None, shares: WorkerShares = _EVERY
+    ) -> None:
         self._waiting_max = waiting_max
         self._weights = dict(weights or {})
+        self._shares = shares
         self._accounts: dict[str, _Account] = {}
         self._ready: dict[int, Waiting] = {}
         self._parked: list[tuple[float, int]] = []  # time and number of those that wait for a retry, sorted
@@ -71,8 +108,11 @@ class FairQueue:
         return len(self._ready) + len(self._later)
 
     def offer(self, iteration: Iteration, now: float = 0.0) -> Waiting | None:
-        """Let an iteration wait with all of its jobs; return None when too many wait already."""
-        if len(self) >= self._waiting_max:
+        """Let an iteration wait with all of its jobs; return None when too many wait already.
+
+        An account of which none waits is not refused: another account may be what fills the queue.
+        """
+        if len(self) >= self._waiting_max and self._has_waiting(iteration.account):
             return None
         self._last_number += 1
         waiting = Waiting(self._last_number, iteration, now)
@@ -121,12 +161,17 @@ class FairQueue:
             self._admit(waiting)
 
     def take(self) -> Waiting | None:
-        """Return the next iteration to run, or None; call `finish` when it has run."""
-        ready = [account for account in self._accounts.values() if account.places]
+        """Return the next iteration that may run, or None; call `finish` when it has run."""
+        active = [account for account in self._accounts.values() if not account.idle]
+        total = sum(account.running for account in active)
+        ready = [
+            account
+            for account in active
+            if account.places and self._shares.allow(account.running, total, alone=len(active) == 1)
+        ]
         if not ready:
             return None
-        active = [account.served for account in self._accounts.values() if not account.idle]
-        self._passed = max(self._passed, min(active))
+        self._passed = max(self._passed, min(account.served for account in active))
         first = min(ready, key=_turn)
         first.running += 1
         taken = self._ready.pop(first.places.pop(0)[1])
@@ -162,6 +207,10 @@ class FairQueue:
             del self._later[number]
             self._parked = [(at, parked) for at, parked in self._parked if parked != number]
         return removed
+
+    def _has_waiting(self, account: str) -> bool:
+        everything = chain(self._ready.values(), self._later.values())
+        return any(waiting.iteration.account == account for waiting in everything)
 
     def _admit(self, waiting: Waiting) -> None:
         name = waiting.iteration.account

@@ -12,7 +12,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.iteration_run import IterationRun, IterationRunner
 from penstock.jobs.job import Job, JobKey
-from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
+from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting, WorkerShares
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
 from penstock.settings import JobsSettings
 
@@ -77,14 +77,15 @@ class Scheduler:
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)  # an iteration can be taken, or the scheduler closes
         self._duties = threading.Condition(self._lock)  # the clerk thread has something to do
-        self._queue = FairQueue(settings.queue_max, weights)
+        shares = WorkerShares.of(settings.workers, settings.account_workers)
+        self._queue = FairQueue(settings.queue_max, weights, shares)
         self._running: dict[int, _Running] = {}
         self._jobs: dict[JobKey, Waiting] = {}  # jobs that have not left, and the iteration they came with
         self._unwritten: list[tuple[int, Job]] = []  # canceled while they waited; not in the log yet
         self._closing = False
         self._workers = [
             threading.Thread(target=self._work, name=f"penstock-jobs-{number}", daemon=True)
-            for number in range(settings.workers)
+            for number in range(shares.most)
         ]
         self._clerk = threading.Thread(target=self._keep, name="penstock-jobs-clerk", daemon=True)
 
@@ -193,6 +194,8 @@ class Scheduler:
                     running = _Running(taken, self._runner.make_run(taken.iteration, last=last, on_end=leave))
                     self._running[taken.number] = running
                     self._count()
+                    if len(self._queue):
+                        self._ready.notify()  # one end may let several run: each wakes the next
                     return running
                 self._ready.wait()
         return None

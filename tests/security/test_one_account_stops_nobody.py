@@ -1,0 +1,276 @@
+"""What the targets of one account do, or do not do, is not felt by the jobs of another."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from penstock.clock import SYSTEM
+from penstock.errors import PenstockError
+from penstock.jobs.consumer import Consumer, DataRetriever, find_consumer
+from penstock.jobs.iteration.consumer_run import AbandonedConsumers
+from penstock.jobs.job import ErrorCode, JobId
+from penstock.jobs.runner.runner import WornOut, watch_abandoned
+from penstock.jobs.spec import JobSpec
+from penstock.kv import Transaction
+from penstock.kv.transact import transact
+from penstock.testing.consumers import job_context
+from support.jobworld import JobWorld, job_world
+from support.webhookreceiver import WebhookReceiver
+
+COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
+HOOKS = 12
+"""More than there are workers."""
+LAG_S = 10.0
+"""How long a row of the other account may take; alone it takes a fraction of a second."""
+
+
+class HostileServer:
+    """Accepts every connection and never answers, or sends a byte a second of an endless head."""
+
+    def __init__(self, *, drips: bool) -> None:
+        self._drips = drips
+        self._ended = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self.asked = 0
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/in"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ended.set()
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader  # what is sent is not even read
+        self.asked += 1
+        with contextlib.suppress(ConnectionError):
+            if self._drips:
+                writer.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            while not self._ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), 1)
+                if self._drips:
+                    writer.write(b"x")
+                    await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as made:
+        yield made
+
+
+async def _make_database(world: JobWorld, account: str, tables: int) -> None:
+    await world.do(world.db.create_account, account)
+    await world.do(lambda: world.db.create_database(f"of_{account}", account=account))
+    for number in range(tables):
+        await world.create(f"of_{account}.t{number}", COLUMNS)
+        await world.insert(f"of_{account}.t{number}", {"id": 0, "name": account})
+
+
+async def _until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = SYSTEM.monotonic() + seconds
+    while not holds():
+        assert SYSTEM.monotonic() < deadline, what
+        await SYSTEM.sleep(0.02)
+
+
+def _honest(receiver: WebhookReceiver) -> dict[str, str]:
+    return {"url": receiver.url, "watermark_url": receiver.url}
+
+
+def _running() -> float:
+    return REGISTRY.get_sample_value("penstock_jobs_running_iterations") or 0.0
+
+
+@pytest.mark.parametrize("drips", [False, True])
+async def test_webhooks_that_never_answer_do_not_delay_the_jobs_of_another_account(
+    tmp_path: Path, receiver: WebhookReceiver, *, drips: bool
+) -> None:
+    async with job_world(tmp_path) as world, HostileServer(drips=drips) as url:
+        await _make_database(world, "ann", HOOKS)
+        await _make_database(world, "bob", 1)
+        for number in range(HOOKS):
+            options = {"url": url, "timeout": "1h", "attempts": "100"}
+            await world.register(f"of_ann.t{number}/hook", consumer="webhook", options=options)
+        async with world.running():
+            await _until(lambda: _running() >= 10, "the hostile jobs do not hold the workers")
+            await world.register("of_bob.t0/hook", consumer="webhook", options=_honest(receiver))
+            for number in range(5):
+                await world.insert("of_bob.t0", {"id": number + 1, "name": "new"})
+                await _until(
+                    lambda number=number: (str(number + 1),) in receiver.rows,
+                    "a row of bob is late while webhooks of ann hang",
+                    LAG_S,
+                )
+            threads = threading.active_count()
+            for number in range(HOOKS):
+                await world.do(_unregister, world, f"of_ann.t{number}/hook")
+            await _until(lambda: _running() == 0, "removed jobs hold their workers")
+            await _until(
+                lambda: threading.active_count() <= threads - 10, "the threads of removed jobs are there"
+            )
+            assert REGISTRY.get_sample_value("penstock_jobs_abandoned_consumers") == 0
+
+
+def _unregister(world: JobWorld, job: str) -> None:
+    job_id = JobId.parse(job)
+    assert transact(world.client.begin, lambda txn: world.jobs.unregister_job(txn, job_id), clock=SYSTEM)
+
+
+async def test_a_webhook_without_progress_is_ended_reported_and_retried(tmp_path: Path) -> None:
+    async with job_world(tmp_path, jobs={"stall_s": 1.0}) as world, HostileServer(drips=True) as url:
+        await _make_database(world, "ann", 1)
+        options = {"url": url, "timeout": "1h", "attempts": "100"}
+        await world.register("of_ann.t0/hook", consumer="webhook", options=options)
+        async with world.running():
+            job_id = JobId.parse("of_ann.t0/hook")
+
+            def failures() -> int:
+                status = world.jobs.get_job(job_id).status
+                assert status.error_code in {0, ErrorCode.STALLED}, status.error_msg
+                return status.failures
+
+            for wanted in (1, 2):
+                deadline = SYSTEM.monotonic() + 30
+                while await world.do(failures) < wanted:
+                    assert SYSTEM.monotonic() < deadline, "the webhook is not ended"
+                    await SYSTEM.sleep(0.05)
+            status = (await world.do(world.jobs.get_job, job_id)).status
+            assert (status.error_code, "jobs.stall_s" in status.error_msg) == (ErrorCode.STALLED, True)
+            assert REGISTRY.get_sample_value("penstock_jobs_abandoned_consumers") == 0
+
+
+async def test_a_runner_with_too_many_abandoned_consumers_ends_and_the_next_one_goes_on(
+    tmp_path: Path, receiver: WebhookReceiver
+) -> None:
+    abandoned, stop = AbandonedConsumers(), threading.Event()
+
+    class Deaf(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            del data
+            stop.wait()
+
+    async with job_world(tmp_path, jobs={"stall_s": 0.2}) as world:
+        await _make_database(world, "ann", 2)
+        await _make_database(world, "bob", 1)
+        for number in range(2):
+            await world.register(f"of_ann.t{number}/deaf", consumer="deaf")
+        try:
+            async with world.running(
+                find={"deaf": Deaf}.__getitem__,
+                abandoned=abandoned,
+                grace_s=0.1,
+                side_tasks=[watch_abandoned(abandoned, 2)],
+            ) as running:
+                with pytest.raises(WornOut, match=r"jobs\.abandoned_max"):
+                    await asyncio.wait_for(running.ended, 60)
+            assert abandoned.count > 2
+            await world.register("of_bob.t0/hook", consumer="webhook", options=_honest(receiver))
+            async with world.running():
+                await _until(lambda: ("0",) in receiver.rows, "the next runner does not run jobs")
+            woken = [await world.do(world.jobs.get_job, JobId.parse("of_ann.t0/deaf"))]
+            stop.set()  # the abandoned ones wake up and believe that they are done
+            await _until(lambda: abandoned.count == 0, "the abandoned consumers do not end")
+            assert [await world.do(world.jobs.get_job, JobId.parse("of_ann.t0/deaf"))] == woken
+        finally:
+            stop.set()
+
+
+def _series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items())))
+        for family in REGISTRY.collect()
+        for sample in family.samples
+    }
+
+
+def _handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+async def test_registering_and_removing_in_a_loop_leaves_nothing_behind(
+    tmp_path: Path, receiver: WebhookReceiver
+) -> None:
+    async with job_world(tmp_path) as world:
+        await _make_database(world, "ann", 1)
+        async with world.running():
+
+            def cycle(count: int) -> None:
+                for _ in range(count):
+                    transact(world.client.begin, register, clock=SYSTEM)
+                    _unregister(world, "of_ann.t0/hook")
+
+            def register(txn: Transaction) -> None:
+                assert world.jobs.register_job(txn, JobId.parse("of_ann.t0/hook"), spec)
+
+            info = {"consumer": "webhook", "options": _honest(receiver)}
+            spec = JobSpec.parse({"trigger": {"job_type": "greedy"}, "detail": {"consumer": info}})
+            await world.register("of_ann.t0/hook", consumer="webhook", options=_honest(receiver))
+            await _until(lambda: ("0",) in receiver.rows, "the job does not run")
+            await world.do(_unregister, world, "of_ann.t0/hook")
+            await _until(lambda: _running() == 0, "the removed job runs")
+            series, threads = _series(), threading.active_count()
+            files, handles = _files(tmp_path / "jobs"), _handles()
+            await world.do(cycle, 200)
+            await _until(lambda: _running() == 0, "the removed jobs run")
+            await _until(lambda: threading.active_count() <= threads + 2, "threads are left")
+            await _until(lambda: _files(tmp_path / "jobs") <= files, "files are left")
+            await _until(lambda: _handles() <= handles + 5, "handles are left")
+            _, rows = await world.do(world.jobs.log.read_all)
+            assert len(rows) <= 11, "rows of removed jobs of one name do not pile up"
+            grown = {name for name, labels in _series() - series if "job" in dict(labels)}
+            assert grown == set()
+
+
+def test_the_error_of_a_worn_out_runner_is_ours() -> None:
+    assert issubclass(WornOut, PenstockError), "so that the command ends with one line"
+
+
+class _SilentPostgres(threading.Thread):
+    """Lets a client sign in, and answers nothing after that."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.asked = threading.Event()
+
+    def run(self) -> None:
+        connection, _ = self.listener.accept()
+        with connection:
+            while connection.recv(8192)[4:8] == b"\x04\xd2\x16\x2f":  # it asks for TLS
+                connection.sendall(b"N")
+            connection.sendall(b"R\0\0\0\x08\0\0\0\0" + b"Z\0\0\0\x05I")
+            while connection.recv(8192):
+                self.asked.set()
+
+
+def test_a_consumer_of_a_database_that_never_answers_ends_when_it_is_interrupted(tmp_path: Path) -> None:
+    server = _SilentPostgres()
+    server.start()
+    port = server.listener.getsockname()[1]
+    dsn = f"host=127.0.0.1 port={port} user=a dbname=b gssencmode=disable"
+    consumer: Any = find_consumer("postgres")(job_context(tmp_path, "postgres", {"dsn": dsn, "table": "t"}))
+    with server.listener, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(consumer.committed_ts)
+        assert server.asked.wait(30)
+        assert not waiting.done()
+        consumer.interrupt()
+        with pytest.raises(PenstockError):
+            waiting.result(30)
+        consumer.close()

@@ -1,0 +1,133 @@
+"""Iterations that make no progress are ended, and consumers that ignore that are abandoned and counted."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from penstock.errors import Aborted, Fenced
+from penstock.jobs.consumer import Consumer, DataRetriever, JobContext
+from penstock.jobs.iteration.consumer_run import AbandonedConsumers
+from penstock.jobs.job import ErrorCode, JobState
+from support.iterationbench import Bench, all_rows, item_bench
+from support.jobdoubles import MemoryTxn, consumer_of, iteration_of, job_row, until
+
+STALL_S = 0.3
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with item_bench(tmp_path) as made:
+        made.settings["stall_s"] = STALL_S
+        yield made
+
+
+def _stalls() -> float:
+    return REGISTRY.get_sample_value("penstock_jobs_stalled_total") or 0.0
+
+
+def test_a_consumer_that_waits_for_its_target_for_too_long_is_ended_and_retried(bench: Bench) -> None:
+    before = _stalls()
+
+    class Waiting(Consumer):
+        def __init__(self, job: JobContext) -> None:
+            super().__init__(job)
+            self.interrupted = threading.Event()
+
+        def consume(self, data: DataRetriever) -> None:
+            data.next()
+            assert self.interrupted.wait(20), "nobody interrupts it"
+            raise ConnectionError("the connection broke")
+
+        def interrupt(self) -> None:
+            self.interrupted.set()
+
+    bench.consumers = {"copy": Waiting}
+    (again,) = bench.run(job_row("j"))
+    assert again.status.error_code == ErrorCode.STALLED == 4
+    assert "jobs.stall_s" in again.status.error_msg
+    assert (again.status.failures, again.watermark) == (1, 0)
+    assert _stalls() == before + 1
+    assert bench.run(bench.log.row("j"), last=True) == []
+    assert bench.end("j").status.error_code == ErrorCode.STALLED
+    assert bench.end("j").state is JobState.COMPLETED, "it waits for its next iteration"
+
+
+def test_a_slow_consumer_with_progress_is_not_ended(bench: Bench) -> None:
+    def slow(job: JobContext, data: DataRetriever) -> None:
+        all_rows(data)
+        for _ in range(8):
+            threading.Event().wait(STALL_S / 2)
+            job.progressed()
+
+    bench.consumers = {"copy": consumer_of(slow)}
+    assert bench.run(job_row("j")) == []
+    assert bench.end("j").status.error_code == 0
+
+
+def test_a_patient_consumer_may_work_longer(bench: Bench) -> None:
+    class Training(Consumer):
+        patience = 50
+
+        def consume(self, data: DataRetriever) -> None:
+            all_rows(data)
+            threading.Event().wait(STALL_S * 3)
+
+    bench.consumers = {"copy": Training}
+    assert bench.run(job_row("j")) == []
+
+
+def test_waiting_for_changes_is_not_the_consumers_stall(bench: Bench) -> None:
+    """A consumer that waits for its slow sibling, or for the source, does not stall."""
+    bench.settings |= {"consumer_batches": 1, "consumer_patience_s": 60}
+
+    def slow(job: JobContext, data: DataRetriever) -> None:
+        for _ in range(6):
+            threading.Event().wait(STALL_S / 2)
+            job.progressed()
+        all_rows(data)
+
+    bench.consumers = {
+        "slow": consumer_of(slow),
+        "quick": consumer_of(lambda _job, data: all_rows(data) and None),
+    }
+    assert bench.run(job_row("slow", "slow"), job_row("quick", "quick")) == []
+
+
+def test_a_consumer_that_ignores_its_end_is_abandoned_cannot_write_and_leaves_no_files(bench: Bench) -> None:
+    abandoned, reached, go_on = AbandonedConsumers(), threading.Event(), threading.Event()
+    raised: list[type[Exception]] = []
+
+    def deaf(job: JobContext, data: DataRetriever) -> None:
+        job.scratch.mkdir(parents=True)
+        reached.set()
+        assert go_on.wait(20)
+        calls: list[Callable[[], object]] = [
+            lambda: data.update_watermark(MemoryTxn()),  # type: ignore[arg-type] # the log in memory takes it
+            data.next,
+        ]
+        for call in calls:
+            try:
+                call()
+            except (Fenced, Aborted) as error:
+                raised.append(type(error))
+
+    bench.consumers = {"copy": consumer_of(deaf)}
+    bench.options["abandoned"] = abandoned
+    job = job_row("j")
+    bench.log.rows = {job.key: job}
+    with bench.executor() as executor:
+        run = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.leave)
+        (again,) = run.run()
+        assert again.status.error_code == ErrorCode.STALLED
+        assert abandoned.count == 1
+        (runner,) = (bench.folder / "jobs").glob("runner-*")
+        left = [path for path in runner.iterdir() if path.is_dir()]
+        assert len(left) == 1, "its files may be in use"
+        go_on.set()
+        until(lambda: abandoned.count == 0)
+        until(lambda: not left[0].exists())
+    assert raised == [Fenced, Aborted]
+    assert bench.log.row("j").watermark == 0
