@@ -46,9 +46,16 @@ class SparkCluster:
     """A context: runs from entry to exit, and leaves no process behind."""
 
     def __init__(
-        self, folder: Path, *, workers: int = 2, executor_memory: str = "512m", clock: Clock = SYSTEM
+        self,
+        folder: Path,
+        *,
+        workers: int = 2,
+        executor_memory: str = "512m",
+        auth: str | None = None,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.url = ""
+        self._auth = auth
         self.python = folder / "python"
         self._folder = folder
         self._workers = workers
@@ -58,6 +65,7 @@ class SparkCluster:
 
     def __enter__(self) -> Self:
         self._write_python()
+        self._write_defaults()
         try:
             self._launch("master", "--port", "0")
             self.url = f"spark://127.0.0.1:{self._wait_started('master', _MASTER_PORT)['port']}"
@@ -141,6 +149,7 @@ class SparkCluster:
         return kept | {
             "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_CONF_DIR": str(self._folder / "conf"),
             "SPARK_HOME": quick_home(),
             "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
             "SPARK_LOCAL_DIRS": str(self._folder / "scratch"),
@@ -152,6 +161,14 @@ class SparkCluster:
         packages = f"{sysconfig.get_path('purelib')}:{tests}"
         self.python.write_text(_HIDING.format(packages=packages, python=sys.executable))
         self.python.chmod(0o755)
+
+    def _write_defaults(self) -> None:
+        """Write what an operator gives the cluster's processes: with `auth`, the secret that all share."""
+        folder = self._folder / "conf"
+        folder.mkdir(exist_ok=True)
+        keys = ("spark.authenticate true", "spark.network.crypto.enabled true")
+        lines = (*keys, f"spark.authenticate.secret {self._auth}") if self._auth else ()
+        (folder / "spark-defaults.conf").write_text("".join(f"{line}\n" for line in lines))
 
     def _stop(self) -> None:
         members = self.processes()

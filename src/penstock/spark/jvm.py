@@ -5,8 +5,10 @@
 master does not answer. `spark_home` makes Python workers start faster.
 """
 
+import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -22,10 +24,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from penstock.durable_files import PRIVATE_FOLDER, open_private
 from penstock.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = [
@@ -47,12 +50,15 @@ _NO_REASON = (
     "Error: A fatal exception",
 )
 _HELD_LINES = 200
+DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
 
-def launch(conf: "SparkConf") -> Any:
+def launch(conf: Mapping[str, str], folder: Path) -> Any:
     """Start Java with Spark in it; return py4j's gateway. Raises Invalid when Java ends at once.
 
-    The Java process ends when this one does.
+    The configuration is passed in files of `folder`, which others cannot read and which may be removed
+    afterwards. The Java process ends when this one does.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -61,8 +67,9 @@ def launch(conf: "SparkConf") -> Any:
     pipes = {"stdout": console.pipe(_to_stdout), "stderr": console.pipe(_to_stderr)}
     try:
         try:
-            # pyspark does not annotate this function
-            gateway = launch_gateway(conf, popen_kwargs=dict(pipes))  # type: ignore[no-untyped-call]
+            with _submit_arguments(_write_conf(conf, folder)):
+                # pyspark does not annotate this function
+                gateway = launch_gateway(popen_kwargs=dict(pipes))  # type: ignore[no-untyped-call]
         finally:
             for end in pipes.values():
                 os.close(end)
@@ -72,6 +79,58 @@ def launch(conf: "SparkConf") -> Any:
         ) from error
     console.release()
     return gateway
+
+
+def _write_conf(conf: Mapping[str, str], folder: Path) -> Path:
+    """Write the configuration for Spark's start script; return the path of the file.
+
+    Every user of the machine sees the arguments of a process, and a configuration has passwords: Spark reads
+    it from this file, and Java its options from another one.
+    """
+    options = folder / "java-options"
+    given = shlex.split(conf.get(DRIVER_JAVA_OPTIONS, ""))
+    _write_private(options, "".join(f"{_java_argument(option)}\n" for option in given))
+    pairs = {**conf, DRIVER_JAVA_OPTIONS: f"@{options}"}
+    path = folder / "spark.properties"
+    _write_private(path, "".join(f"{_property(key)}={_property(value)}\n" for key, value in pairs.items()))
+    return path
+
+
+def _write_private(path: Path, text: str) -> None:
+    with open_private(path, "xb") as file:
+        file.write(text.encode())
+
+
+def _property(text: str) -> str:
+    """Return a key or value as java.util.Properties reads it."""
+    escaped = json.dumps(text)[1:-1]  # characters that are not ASCII as UTF-16, as Java wants them
+    for character in " =:":
+        escaped = escaped.replace(character, f"\\{character}")
+    return escaped
+
+
+def _java_argument(option: str) -> str:
+    """Return an option as Java reads it from a file of arguments."""
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+@contextmanager
+def _submit_arguments(properties: Path) -> Iterator[None]:
+    """Have PySpark give the file to Spark's start script, with what the user wants of the script.
+
+    The defaults in Spark's own folder count as well, where the file does not name a key.
+    """
+    before = os.environ.get(_SUBMIT_ARGUMENTS)
+    ours = f"--properties-file {shlex.quote(str(properties))} --load-spark-defaults"
+    os.environ[_SUBMIT_ARGUMENTS] = f"{ours} {before or 'pyspark-shell'}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SUBMIT_ARGUMENTS]
+        else:
+            os.environ[_SUBMIT_ARGUMENTS] = before
 
 
 class _Console:
@@ -248,6 +307,16 @@ def _address(url: str, text: str, default_port: int | None = None) -> tuple[str,
 HOME = "SPARK_HOME"
 
 
+def local_folder() -> str:
+    """Return a folder for Spark's blocks that only this user can read; it is removed with this process.
+
+    Spark makes its own folders below it with modes that follow the umask.
+    """
+    folder = Path(_folder().name, "blocks")
+    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    return str(folder)
+
+
 def quick_home() -> str:
     """Return a copy of PySpark's folder without the archive of its sources; it is removed with this process.
 
@@ -277,7 +346,8 @@ def spark_home(master: Master, python: str) -> Iterator[None]:
 def _folder() -> "TemporaryDirectory[str]":
     import pyspark
 
-    folder = TemporaryDirectory(prefix="penstock-spark-home-")
+    # Java may still remove its own files in it while this process ends.
+    folder = TemporaryDirectory(prefix="penstock-spark-home-", ignore_cleanup_errors=True)
     for name in ("bin", "jars"):
         Path(folder.name, name).symlink_to(Path(pyspark.__file__).parent / name)
     return folder

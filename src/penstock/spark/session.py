@@ -21,7 +21,16 @@ from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import jvm, shipping
 from penstock.spark.errors import as_penstock_error, first_line
-from penstock.spark.jvm import Master, driver_context, parse_master, require_java, require_master, spark_home
+from penstock.spark.jvm import (
+    DRIVER_JAVA_OPTIONS,
+    Master,
+    driver_context,
+    local_folder,
+    parse_master,
+    require_java,
+    require_master,
+    spark_home,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,10 +43,18 @@ _POOL = "spark.scheduler.pool"
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
 _PYTHON = "PYSPARK_PYTHON"
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _EXECUTOR_JAVA_OPTIONS = "spark.executor.extraJavaOptions"
 _ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Spark checks for null before it reads a value, so Arrow need not check again."""
+_SHARED_AUTH = "spark.authenticate.secret"
+_AUTHENTICATED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+"""Only those who know the session's secret can talk to Spark, and messages are encrypted.
+
+Without it, whoever can open a connection to the driver can send it objects to run.
+"""
+_ENCRYPTED_BLOCKS = {"spark.io.encryption.enabled": "true"}
+"""For disks of other machines. With a local master blocks are in a private folder, and PySpark would pass
+every frame that is made of rows through a socket that must answer within 15 seconds."""
 
 
 def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSession":
@@ -72,7 +89,10 @@ def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSe
 def session_conf(
     wanted: SparkSettings, master: Master, *, app_name: str, allocations: Path
 ) -> dict[str, str]:
-    """Return Spark's configuration for the settings; entries of `conf` win."""
+    """Return Spark's configuration for the settings; entries of `conf` win.
+
+    Only `security_conf` is left out, which Java need not have at its start.
+    """
     conf = {
         "spark.master": master.url,
         "spark.app.name": app_name,
@@ -91,11 +111,26 @@ def session_conf(
         conf["spark.ui.port"] = str(wanted.ui_port)
     if master.in_process:  # no other machine connects; works when the host name does not resolve
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        conf["spark.local.dir"] = local_folder()
     conf |= wanted.conf
-    driver, executor = (wanted.conf.get(key, "") for key in (_JAVA_OPTIONS, _EXECUTOR_JAVA_OPTIONS))
-    conf[_JAVA_OPTIONS] = f"{_console_options(wanted)} {_ARROW_OPTIONS} {driver}".strip()
+    driver, executor = (wanted.conf.get(key, "") for key in (DRIVER_JAVA_OPTIONS, _EXECUTOR_JAVA_OPTIONS))
+    conf[DRIVER_JAVA_OPTIONS] = f"{_console_options(wanted)} {_ARROW_OPTIONS} {driver}".strip()
     conf[_EXECUTOR_JAVA_OPTIONS] = f"{_ARROW_OPTIONS} {executor}".strip()
     return conf
+
+
+def security_conf(wanted: SparkSettings, master: Master) -> dict[str, str]:
+    """Return what makes Spark authenticate and encrypt; entries of `conf` win.
+
+    With a local master Spark makes the secret itself. The processes of a standalone cluster share one, which
+    its operator chooses: without a secret in `conf`, Spark's own files decide.
+    """
+    conf: dict[str, str] = {}
+    if master.in_process:
+        conf = _AUTHENTICATED
+    elif master.url.startswith("spark://") and _SHARED_AUTH in wanted.conf:
+        conf = _AUTHENTICATED | _ENCRYPTED_BLOCKS
+    return {key: wanted.conf.get(key, value) for key, value in conf.items()}
 
 
 def _console_options(wanted: SparkSettings) -> str:
@@ -120,8 +155,9 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
         allocations = Path(folder, "pools.xml")
         allocations.write_text(allocation_file(wanted.pools), encoding="utf-8")
         pairs = session_conf(wanted, master, app_name=app_name, allocations=allocations)
+        java = SparkContext._gateway or jvm.launch(pairs, Path(folder))
+        pairs |= security_conf(wanted, master)  # not for Java's start: its properties stay for other sessions
         conf = SparkConf(loadDefaults=False).setAll(list(pairs.items()))
-        java = SparkContext._gateway or jvm.launch(conf)
         try:
             SparkContext(conf=conf, gateway=java)
             spark = SparkSession.builder.getOrCreate()
