@@ -26,6 +26,7 @@ __all__ = [
     "ChangefeedModel",
     "ChangefeedPatch",
     "ChangesPage",
+    "FeedId",
     "FeedName",
     "HealthModel",
     "JobDetail",
@@ -46,6 +47,13 @@ __all__ = [
 ]
 
 FeedName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*$", max_length=128)]
+FeedId = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([A-Za-z0-9_-]{1,64}\.)?[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*$",
+        max_length=200,
+    ),
+]
 JobName = Annotated[
     str, StringConstraints(pattern=r"^[^./]+\.[^/]+/[A-Za-z0-9_]+([.-]?[A-Za-z0-9_]+)*$", max_length=400)
 ]
@@ -270,7 +278,7 @@ class NewChangefeed(ChangefeedPatch):
     """A changefeed to create. Fields as in the settings' changefeeds."""
 
     id: FeedName
-    """Its name, unique among the changefeeds of all accounts."""
+    """Its name, unique among the changefeeds of the account. Admins see those of accounts as account.name."""
     sink_uri: SecretStr
     start: Literal["now", "snapshot"] | Annotated[int, Field(ge=1)] = "now"
 

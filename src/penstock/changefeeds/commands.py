@@ -202,8 +202,6 @@ def _location_check(changefeed_id: str, options: SinkOptions, account: str) -> C
 
     def check(records: list[ChangefeedRecord]) -> None:
         for record in records:
-            if record.info.id == changefeed_id:
-                continue
             try:
                 target = _wanted_options(record).target
             except Invalid:  # it cannot run either

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Protocol, Self
 
 from penstock.clock import physical_ms
@@ -17,6 +18,7 @@ from penstock.follow.slices import Position, TableSpan
 
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARS_MAX = 128
+_PLAIN_ACCOUNT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class ChangefeedState(StrEnum):
@@ -46,6 +48,11 @@ class ChangefeedInfo:
     previous_settings: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     """The settings of the files at the status's location. They are set after an update has moved the
     changefeed, until it starts at the location of `settings`."""
+
+    @property
+    def name(self) -> str:
+        """The name by which its account knows it."""
+        return self.id.rpartition(".")[2]
 
     @property
     def begin(self) -> Position:
@@ -231,6 +238,16 @@ def check_changefeed_id(changefeed_id: str) -> None:
             f"{changefeed_id!r} cannot name a changefeed; use letters and digits, with single dashes between"
             " them"
         )
+
+
+def account_changefeed_id(account: str, name: str) -> str:
+    """Return the id of a tenant's changefeed, so that two accounts can use the same name.
+
+    Names have no dot. An account whose name has other signs than these is represented by a digest: ids are
+    parts of keys and of addresses.
+    """
+    plain = _PLAIN_ACCOUNT.fullmatch(account) is not None
+    return f"{account if plain else sha256(account.encode()).hexdigest()[:16]}.{name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from penstock.changefeeds.model import (
     DispatcherRecord,
     LeftOutTable,
     PendingFile,
+    account_changefeed_id,
     check_changefeed_id,
 )
 from penstock.clock import physical_ms
@@ -28,6 +29,7 @@ from penstock.follow.slices import Position, TableSpan
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.kv.lease import Lease, LeaseKey
 from penstock.kv.transact import transact_async
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 from penstock.tables.keys import prefix_end
 
 _log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ LOCATIONS = _PREFIX + b"locations"
 """Every transaction that chooses a location writes this row, so that two at the same time conflict."""
 
 Check = Callable[[list[ChangefeedRecord]], None]
-"""Checks all changefeeds, of every account, before one gets a location; raises the reason against it."""
+"""Checks all other changefeeds, of every account, before one gets a location; raises what is against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +80,34 @@ class ChangefeedKeys:
 class ChangefeedStore:
     """The changefeeds of a cluster, or of one account, for commands. Every method may raise Unavailable.
 
-    To an account, changefeeds of others do not exist: the methods raise NotFound, with the same message.
+    To an account, changefeeds of others do not exist: the methods raise NotFound, with the same message. An
+    account knows its changefeeds by their names, everybody else by their ids. Changefeeds of earlier versions
+    have their names as ids.
     """
 
     def __init__(self, client: AsyncClient, *, account: str | None = None) -> None:
         self._client = client
         self._account = account
+        self._is_tenant = account not in {None, SYSTEM_ACCOUNT.name}
 
     async def create(self, info: ChangefeedInfo, *, check: Check | None = None) -> None:
         """Add a changefeed; raise AlreadyExists when the name is taken, and what `check` raises."""
         check_changefeed_id(info.id)
-        keys = ChangefeedKeys(info.id)
+        own_id = self._new_id(info.id)
+        keys = ChangefeedKeys(own_id)
         tried = False
 
         async def create(txn: AsyncTransaction) -> None:
             nonlocal tried
-            existing = await txn.get(keys.info)
-            if existing is not None:
+            found_id = await self._find_id(txn, info.id)
+            existing = await txn.get(ChangefeedKeys(found_id).info)
+            if existing is not None and (found_id == own_id or self._is_own_row(found_id, existing)):
                 if existing == info.to_json() or (tried and _is_same_creation(info, existing)):
                     return  # an unanswered attempt of this call created it; it may be running already
                 raise AlreadyExists(
                     f"there is a changefeed {info.id} already; remove it first, or take another name"
                 )
-            await self._check_all(txn, check)
+            await self._check_all(txn, check, own_id)
             tried = True
             await txn.put(keys.info, info.to_json())
             await txn.put(keys.status, ChangefeedStatus.of_new(info).to_json())
@@ -114,12 +121,12 @@ class ChangefeedStore:
         """
         async with self._client.begin() as txn:
             records = await _list_changefeeds(txn)
-        return [record for record in records if every or self._is_visible(record.info)]
+        return [self._show(record) for record in records if every or self._is_visible(record.info)]
 
     async def get(self, changefeed_id: str) -> ChangefeedRecord:
         """Return a changefeed; raise NotFound when there is none of that name."""
         async with self._client.begin() as txn:
-            return await self._get(txn, changefeed_id)
+            return self._show(await self._get(txn, changefeed_id))
 
     async def owners(self) -> dict[str, str]:
         """Return the process that runs each changefeed now; the lease of a silent process expires."""
@@ -146,38 +153,39 @@ class ChangefeedStore:
         Raises NotFound when there is none of that name, and what `check` or `edit` raises; nothing is changed
         then.
         """
-        keys = ChangefeedKeys(changefeed_id)
 
         async def change(txn: AsyncTransaction) -> ChangefeedRecord:
             record = await self._get(txn, changefeed_id)
-            await self._check_all(txn, check)
+            keys = ChangefeedKeys(record.info.id)
+            await self._check_all(txn, check, record.info.id)
             edited = edit(record)
             await txn.put(keys.info, edited.info.to_json())
             if edited.status != record.status:
                 await txn.put(keys.status, edited.status.to_json())
             return edited
 
-        return await transact_async(self._client.begin, change, repeatable=True)
+        return self._show(await transact_async(self._client.begin, change, repeatable=True))
 
-    async def remove(self, changefeed_id: str) -> None:
+    async def remove(self, changefeed_id: str) -> str:
         """Remove a changefeed, damaged or not, but not its files; the process that runs it is fenced.
 
-        Raises NotFound when there is none of that name as the call begins. A changefeed of the same name that
-        is created during the call stays.
+        Returns its id. Raises NotFound when there is none of that name as the call begins. A changefeed of
+        the same name that is created during the call stays.
         """
-        keys = ChangefeedKeys(changefeed_id)
+        found_id = changefeed_id
         seen: bytes | None = None
 
         async def remove(txn: AsyncTransaction) -> None:
-            nonlocal seen
+            nonlocal found_id, seen
             if seen is not None:
-                there = await txn.get(keys.info)
-                if there is None or not _is_same_changefeed(changefeed_id, seen, there):
+                there = await txn.get(ChangefeedKeys(found_id).info)
+                if there is None or not _is_same_changefeed(found_id, seen, there):
                     return  # an unanswered attempt of this call, or another call, has removed it
-            info = await require_changefeed(txn, changefeed_id)
-            if self._account is not None and not self._is_visible(
-                ChangefeedInfo.from_json(changefeed_id, info)
-            ):
+            else:
+                found_id = await self._find_id(txn, changefeed_id)
+            keys = ChangefeedKeys(found_id)
+            info = await require_changefeed(txn, found_id)
+            if self._account is not None and not self._is_visible(ChangefeedInfo.from_json(found_id, info)):
                 raise no_such_changefeed(changefeed_id)
             seen = info
             for key in (keys.info, keys.status, keys.lease.key):
@@ -186,17 +194,43 @@ class ChangefeedStore:
                 await txn.delete(key)
 
         await transact_async(self._client.begin, remove, repeatable=True)
+        return found_id
 
-    async def _check_all(self, txn: AsyncTransaction, check: Check | None) -> None:
+    async def _check_all(self, txn: AsyncTransaction, check: Check | None, own_id: str) -> None:
         if check is not None:
-            check(await _list_changefeeds(txn))
+            others = [record for record in await _list_changefeeds(txn) if record.info.id != own_id]
+            check([self._show(record) for record in others])
             await txn.put(LOCATIONS, b"%d" % await txn.start_ts)
 
-    async def _get(self, txn: AsyncTransaction, changefeed_id: str) -> ChangefeedRecord:
-        record = await get_changefeed(txn, changefeed_id)
+    async def _get(self, txn: AsyncTransaction, name: str) -> ChangefeedRecord:
+        """Return a changefeed, with its id, by the name that the caller gave."""
+        record = await get_changefeed(txn, await self._find_id(txn, name))
         if not self._is_visible(record.info):
-            raise no_such_changefeed(changefeed_id)
+            raise no_such_changefeed(name)
         return record
+
+    def _new_id(self, name: str) -> str:
+        return account_changefeed_id(self._account or "", name) if self._is_tenant else name
+
+    async def _find_id(self, txn: AsyncTransaction, name: str) -> str:
+        """Return the id that a name stands for: an account's own, or one of an earlier version."""
+        own_id = self._new_id(name)
+        if own_id == name or await txn.get(ChangefeedKeys(own_id).info) is not None:
+            return own_id
+        return name
+
+    def _is_own_row(self, changefeed_id: str, info: bytes) -> bool:
+        """Return whether a row is of this account, whose name for it is then taken."""
+        try:
+            return self._is_visible(ChangefeedInfo.from_json(changefeed_id, info))
+        except Corrupt:
+            return False
+
+    def _show(self, record: ChangefeedRecord) -> ChangefeedRecord:
+        """Return a changefeed as the account knows it."""
+        if not self._is_tenant or record.info.account != self._account:
+            return record
+        return replace(record, info=replace(record.info, id=record.info.name))
 
     def _is_visible(self, info: ChangefeedInfo) -> bool:
         return self._account in {None, info.account}

@@ -59,10 +59,10 @@ def create_from_options(deployment: Deployment, name: str, options: dict[str, An
 def create_changefeed(
     deployment: Deployment, name: str, settings: ChangefeedSettings, *, account: str | None = None
 ) -> ChangefeedRecord:
-    """Create a changefeed of an account; raise AlreadyExists when the name is in use."""
+    """Create a changefeed of an account; raise AlreadyExists when the account has one of that name."""
     return eventloop.run(
         commands.create_changefeed(
-            deployment.feeds,
+            deployment.feeds_of(account),
             name,
             settings,
             now_ts=deployment.now_ts(),
@@ -99,9 +99,9 @@ def remove_changefeed(deployment: Deployment, name: str, *, account: str | None 
     """
 
     async def remove() -> None:
-        await deployment.feeds_of(account).remove(name)
+        changefeed_id = await deployment.feeds_of(account).remove(name)
         try:
-            history = await ClusterHold.connect(deployment.settings, name)
+            history = await ClusterHold.connect(deployment.settings, changefeed_id)
             try:
                 await history.release()
             finally:

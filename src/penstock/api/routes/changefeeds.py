@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Response
 
 from penstock.api.deployment import PREFIX, Deployed
 from penstock.api.errors import problem_responses
-from penstock.api.models import ChangefeedDetail, ChangefeedModel, ChangefeedPatch, FeedName, NewChangefeed
+from penstock.api.models import ChangefeedDetail, ChangefeedModel, ChangefeedPatch, FeedId, NewChangefeed
 from penstock.api.security import Authenticated, Caller
 from penstock.control import changefeeds as control_changefeeds
 from penstock.control import tenancy
@@ -18,7 +18,14 @@ __all__ = ["api"]
 
 api = APIRouter(prefix=f"{PREFIX}/changefeeds", tags=["changefeeds"])
 
-Name = Annotated[FeedName, Path(alias="id", description="Name of the changefeed.", examples=["orders"])]
+Name = Annotated[
+    FeedId,
+    Path(
+        alias="id",
+        description="Name of the changefeed; for admins account.name if it is another account's.",
+        examples=["orders"],
+    ),
+]
 _ALWAYS = (400, 401, 429, 503)
 
 

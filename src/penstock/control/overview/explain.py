@@ -143,7 +143,7 @@ class Explanation:
         return self._by_feed(fact, "its newest files are not written yet, or it is catching up")
 
     def _by_feed(self, fact: FeedFact, detail: str) -> HeldBy:
-        return HeldBy(kind=HolderKind.CHANGEFEED, name=fact.feed.info.id, detail=detail)
+        return HeldBy(kind=HolderKind.CHANGEFEED, name=fact.name, detail=detail)
 
     def _slow_table(self, fact: FeedFact) -> TableFact | None:
         """Return the slowest table of a changefeed, if the changefeed is at that table's position."""

@@ -82,6 +82,13 @@ class FeedFact:
     feed: ChangefeedRecord
     run_by: str = ""
     spool: SpoolLevel | None = None
+    to_owner: bool = False
+    """Whether it is shown to its account, which knows it by its name."""
+
+    @property
+    def name(self) -> str:
+        """The name under which it is shown."""
+        return self.feed.info.name if self.to_owner else self.feed.info.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,9 @@ def _of_account(facts: Facts, account: str) -> Facts:
     return replace(
         facts,
         tables=tuple(table for table in facts.tables if table.account == account),
-        feeds=tuple(fact for fact in facts.feeds if fact.feed.info.account == account),
+        feeds=tuple(
+            replace(fact, to_owner=True) for fact in facts.feeds if fact.feed.info.account == account
+        ),
         jobs=tuple(fact for fact in facts.jobs if fact.job.account == account),
         runner="(hidden)" if facts.runner else "",
         captures=tuple(
@@ -178,7 +180,7 @@ def _table(table: TableFact, facts: Facts, explanation: Explanation) -> TableRow
 def _feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> ChangefeedRow:
     feed = fact.feed
     return ChangefeedRow(
-        id=feed.info.id,
+        id=fact.name,
         account=feed.info.account,
         state=feed.state.value,
         checkpoint_ts=feed.status.checkpoint_ts,

@@ -169,7 +169,7 @@ def _of_table(table: TableFact, facts: Facts, explanation: Explanation) -> Itera
 
 
 def _of_feed(fact: FeedFact, facts: Facts, explanation: Explanation) -> Iterator[Problem]:
-    feed, name = fact.feed, fact.feed.info.id
+    feed, name = fact.feed, fact.name
     lag_s = behind_s(facts.now_ts, feed.status.checkpoint_ts)
     if feed.state is ChangefeedState.FAILED:
         yield Problem(
