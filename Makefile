@@ -10,7 +10,8 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 # Every process would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check soak judges lint types collect setup java chromium proto format docs bench versions clean
+.PHONY: demo test check soak judges lint types collect setup java chromium proto format docs bench versions audit \
+	requirements clean
 
 demo: setup
 	@$(BIN)/penstock demo
@@ -90,6 +91,12 @@ bench: setup
 
 versions: # unit tests and scenarios, on each Python that is installed
 	@./tools/try-versions $(VERSIONS)
+
+audit: setup # known vulnerabilities of the pinned packages; fails also when the advisory service cannot be asked
+	@$(BIN)/python tools/audit_dependencies.py --strict
+
+requirements: setup # what a release is installed with: pip install --require-hashes -r
+	@$(BIN)/python tools/pin_hashes.py build/requirements.txt
 
 clean:
 	@rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,7 @@
 """Look up known vulnerabilities of the pinned packages; the exit code is 1 when there is one.
 
-Without an answer of the advisory service it prints that and exits with 0, so that offline work goes on.
+Without an answer of the advisory service it prints that and exits with 0, so that offline work goes on; with
+`--strict` (`make audit`, before a release) it exits with 2.
 """
 
 import json
@@ -11,6 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 45
+NOT_AUDITED = 2
 
 
 def read_report() -> dict[str, Any] | None:
@@ -45,16 +47,19 @@ def count_skipped(tree: dict[str, Any]) -> int:
     return sum("skip_reason" in package for package in tree["dependencies"])
 
 
-def summarize(tree: dict[str, Any] | None) -> tuple[list[str], int]:
-    """Return the lines to print, and the exit code."""
+def summarize(tree: dict[str, Any] | None, *, strict: bool = False) -> tuple[list[str], int]:
+    """Return the lines to print, and the exit code. `strict` fails unless every package was audited."""
+    unasked = NOT_AUDITED if strict else 0
     if tree is None:
-        return ["dependencies not audited: the advisory service does not answer"], 0
+        return ["dependencies not audited: the advisory service does not answer"], unasked
     found, skipped, total = list_vulnerabilities(tree), count_skipped(tree), len(tree["dependencies"])
     lines = [f"dependencies not audited: the advisory service knows {total - skipped} of {total}"]
-    return found + (lines if skipped else []), 1 if found else 0
+    if found:
+        return found + (lines if skipped else []), 1
+    return (lines, unasked) if skipped else ([], 0)
 
 
 if __name__ == "__main__":
-    lines, code = summarize(read_report())
+    lines, code = summarize(read_report(), strict="--strict" in sys.argv[1:])
     sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.exit(code)

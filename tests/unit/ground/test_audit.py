@@ -33,3 +33,12 @@ def test_silence_means_that_all_is_well_only_where_everything_was_audited() -> N
     assert (lines, code) == (["dependencies not audited: the advisory service knows 1 of 2"], 0)
     lines, code = audit.summarize(None)
     assert ("does not answer" in lines[0], code) == (True, 0)
+
+
+def test_an_audit_before_a_release_fails_when_it_could_not_ask() -> None:
+    assert audit.summarize({"dependencies": [SOUND]}, strict=True) == ([], 0)
+    lines, code = audit.summarize({"dependencies": [SOUND, UNHEARD]}, strict=True)
+    assert (lines, code) == (["dependencies not audited: the advisory service knows 1 of 2"], 2)
+    (line,), code = audit.summarize(None, strict=True)
+    assert ("does not answer" in line, code) == (True, 2)
+    assert audit.summarize({"dependencies": [WEAK]}, strict=True)[1] == 1
