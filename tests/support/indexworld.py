@@ -18,11 +18,15 @@ from penstock.follow.source import ScanSource, TableScan
 from penstock.jobs.consumer import find_consumer
 from penstock.jobs.job import Job, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
+from penstock.settings import JobsSettings, Settings
 from penstock.tables.schema import TableInfo
 from penstock.testing.consumers import ListRetriever, SourceModel, job_context
 from penstock.verify.target import Verifier
 
 __all__ = ["IndexWorld"]
+
+
+_SETTINGS = Settings(jobs=JobsSettings(allowed_code=("support",)))  # support.indexfunctions
 
 
 class IndexWorld:
@@ -49,7 +53,12 @@ class IndexWorld:
     def consumer(self, **options: str) -> IndexConsumer:
         """Return a consumer as an iteration makes one."""
         context = job_context(
-            self.folder, self.name, self.options | options, spark=self.spark, job_id=self.job_id
+            self.folder,
+            self.name,
+            self.options | options,
+            settings=_SETTINGS,
+            spark=self.spark,
+            job_id=self.job_id,
         )
         made: Any = find_consumer(self.name)
         consumer: IndexConsumer = made(replace(context, clock=self.clock))
@@ -91,7 +100,7 @@ class IndexWorld:
 
     def search(self, words: str | None = None, **rest: Any) -> SearchResult:
         """Ask the index."""
-        return search(self.job(), words, clock=self.clock, **rest)
+        return search(self.job(), words, settings=_SETTINGS, clock=self.clock, **rest)
 
     def verifier(self) -> Verifier:
         """Return the comparison of the index with the source."""

@@ -270,6 +270,7 @@ async def job_world(
             "interval_s": 0.3,
             "greedy_interval_s": 0.05,
             "backoff_s": 0.05,
+            "allowed_code": ["support"],
             **(jobs or {}),
         },
     )

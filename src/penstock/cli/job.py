@@ -170,7 +170,7 @@ def update(
     with open_deployment(loaded) as deployment:
         change = read_spec(spec, given)
         job = update_job(deployment.jobs(), loaded, job_id, change, interrupt=interrupt)
-        print_json(job_details(job))
+        print_json(job_details(job, allowed_code=loaded.jobs.allowed_code))
 
 
 @app.command("list")

@@ -1,6 +1,6 @@
 """JSON views of jobs. They never contain a secret or a value of a row."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import SecretStr
@@ -48,9 +48,17 @@ def job_summary(
 
 
 def job_details(
-    job: Job, freshness: Freshness | None = None, verified: LastVerification | None = None
+    job: Job,
+    freshness: Freshness | None = None,
+    verified: LastVerification | None = None,
+    *,
+    allowed_code: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the summary of a job and all that the job log has of it, with secrets masked."""
+    """Return the summary of a job and all that the job log has of it, with secrets masked.
+
+    All options of a consumer that is not Penstock's own are masked, unless its module is in `allowed_code`:
+    only its class says which of them are secrets, and showing a job must not run code.
+    """
     status = job.status
     return {
         **job_summary(job, freshness, verified),
@@ -66,7 +74,7 @@ def job_details(
             "started": format_ms(status.start_at) if status.start_at else None,
             "ended": format_ms(status.end_at) if status.end_at else None,
         },
-        "spec": _spec(job),
+        "spec": _spec(job, allowed_code),
     }
 
 
@@ -105,11 +113,11 @@ def _state(job: Job) -> str:
     return "paused" if job.spec.paused and waiting else job.state.name.lower()
 
 
-def _spec(job: Job) -> dict[str, Any]:
+def _spec(job: Job, allowed_code: Sequence[str]) -> dict[str, Any]:
     tree = job.spec.dump()
     consumer = tree.get("detail", {}).get("consumer", {})
     if "options" in consumer:
-        public = _public_options(job.spec.consumer)
+        public = _public_options(job.spec.consumer, allowed_code)
         consumer["options"] = {
             name: _mask_address(value) if name in public and not is_secret(name) else _MASK
             for name, value in consumer["options"].items()
@@ -117,11 +125,11 @@ def _spec(job: Job) -> dict[str, Any]:
     return tree
 
 
-def _public_options(name: str) -> set[str]:
+def _public_options(name: str, allowed_code: Sequence[str]) -> set[str]:
     """Return the options whose values may be shown: the consumer declares them, and not as secrets."""
     try:
-        declared = find_consumer(name).options_type
-    except Invalid:  # the consumer is not installed here
+        declared = find_consumer(name, allowed_code).options_type
+    except Invalid:  # the consumer is not installed here, or not allowed
         return set()
     fields = declared.model_fields if declared is not None else {}
     return {

@@ -112,7 +112,7 @@ def add_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
     Raises Invalid when the job cannot work, AlreadyExists when its table has a job of that name. Relative
     paths among its options are relative to this process's folder, and are kept absolute.
     """
-    spec = make_paths_absolute(spec)
+    spec = make_paths_absolute(spec, allowed_code=loaded.jobs.allowed_code)
     check_spec(job_id, spec, _schema(jobs, job_id), loaded)
 
     def add(txn: Transaction) -> Job:
@@ -134,7 +134,7 @@ def update_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, in
 
     def change(txn: Transaction) -> Job:
         before = jobs.get_job(job_id, txn=txn)
-        newer = make_paths_absolute(spec, before.spec)
+        newer = make_paths_absolute(spec, before.spec, allowed_code=loaded.jobs.allowed_code)
         merged = before.spec.merge(newer)
         if merged.consumer != before.spec.consumer:
             raise Invalid(
@@ -166,7 +166,9 @@ def register_job(
     job = add_job(deployment.jobs(account), deployment.settings, job_id, spec)
     progress = deployment.readable_ranges([job.key.table_id]).get(job.key.table_id)
     return {
-        **job_views.job_details(job, _read_freshness(deployment, [job])[0]),
+        **job_views.job_details(
+            job, _read_freshness(deployment, [job])[0], allowed_code=deployment.settings.jobs.allowed_code
+        ),
         "captured": progress is not None and progress.refusal is None,
     }
 
@@ -206,7 +208,9 @@ def read_job_status(
         eventloop.run(reader.wait_for(job_id, wait_ts or None, timeout_s=timeout_s))
     job = jobs.get_job(job_id)
     verified = read_last_results(deployment, [job]).get(job.key)
-    facts = job_views.job_details(job, _read_freshness(deployment, [job])[0], verified)
+    freshness = _read_freshness(deployment, [job])[0]
+    allowed_code = deployment.settings.jobs.allowed_code
+    facts = job_views.job_details(job, freshness, verified, allowed_code=allowed_code)
     return {**facts, **_read_coverage(reader, job_id)}
 
 

@@ -26,7 +26,7 @@ from penstock.control.job_views import report_details
 from penstock.durations import parse_duration
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.jobs.consumer import find_consumer, is_comparable
+from penstock.jobs.consumer import Consumer, find_consumer, is_comparable
 from penstock.jobs.freshness import FreshnessReader
 from penstock.jobs.job import Job, JobId, JobKey
 from penstock.jobs.log.job_log import JobLog
@@ -188,12 +188,15 @@ class _TargetComparer:
         try:
             if isinstance(target, ChangefeedRecord):
                 return TargetReport(name, self._compare_feed(target, partial(self.on_progress, name)))
-            if not named and not is_comparable(find_consumer(target.spec.consumer)):
+            if not named and not is_comparable(self._consumer_class(target)):
                 note = f"a target of consumer {target.spec.consumer} has no rows to read"
                 return TargetReport(name, note=note)
             return TargetReport(name, self._compare_job(target.id))
         except PenstockError as error:
             return TargetReport(name, error=str(error))
+
+    def _consumer_class(self, job: Job) -> type[Consumer]:
+        return find_consumer(job.spec.consumer, self.deployment.settings.jobs.allowed_code)
 
     def _compare_job(self, job_id: JobId) -> TargetVerifyReport:
         if self.at_ts is not None:

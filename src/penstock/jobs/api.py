@@ -13,6 +13,7 @@ the import of the consumer and the reading of secrets that its options refer to.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -293,7 +294,7 @@ def check_spec(
     `change` holds the fields that are new in the spec of an existing job. Only these are checked for the
     trigger: leftovers of the former trigger do no harm.
     """
-    _check_trigger(job_id, spec, (change or spec).trigger.schedule)
+    _check_trigger(job_id, spec, (change or spec).trigger.schedule, settings.jobs.allowed_code)
     _check_columns(job_id, spec, schema.table)
     if not spec.consumer:
         raise Invalid(f"job {job_id} has no consumer; set detail.consumer.consumer")
@@ -317,7 +318,9 @@ def check_spec(
         consumer.close()
 
 
-def make_paths_absolute(spec: JobSpec, before: JobSpec | None = None) -> JobSpec:
+def make_paths_absolute(
+    spec: JobSpec, before: JobSpec | None = None, *, allowed_code: Sequence[str] = ()
+) -> JobSpec:
     """Return a spec in whose options all paths are absolute, so that they are the same for every process.
 
     Relative paths refer to the working directory of this process. A path with a reference stays as it is: the
@@ -331,7 +334,7 @@ def make_paths_absolute(spec: JobSpec, before: JobSpec | None = None) -> JobSpec
         return spec
     known = whole.detail.consumer.options
     plain = {name: value for name, value in known.items() if not has_reference(value)}
-    found = {**known, **find_consumer(whole.consumer).absolute_options(plain)}
+    found = {**known, **find_consumer(whole.consumer, allowed_code).absolute_options(plain)}
     options = {name: found[name] for name in info.options}
     detail = spec.detail.model_copy(update={"consumer": info.model_copy(update={"options": options})})
     return spec.model_copy(update={"detail": detail})
@@ -372,9 +375,9 @@ def consumer_of(job: Job, settings: Settings, scratch: Path) -> Consumer:
     return make_consumer(job.id, job.key, job.account, job.spec, settings, scratch, tenant=tenant)
 
 
-def _check_trigger(job_id: JobId, spec: JobSpec, schedule: Schedule) -> None:
+def _check_trigger(job_id: JobId, spec: JobSpec, schedule: Schedule, allowed_code: tuple[str, ...]) -> None:
     if spec.job_type not in _BUILT_IN:
-        find_trigger(spec.job_type)
+        find_trigger(spec.job_type, allowed_code)
     elif schedule.interval is not None and spec.job_type != PERIODIC:
         raise Invalid(
             f"job {job_id} is {spec.job_type}, which has no interval; leave it out, or make the job periodic"

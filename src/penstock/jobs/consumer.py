@@ -14,7 +14,7 @@ A short name belongs to a consumer of Penstock, or to an entry point of an insta
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib.metadata import entry_points
@@ -29,6 +29,7 @@ from penstock.columnar.spill_queue import SPOOL_BYTES
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.extras import import_with_extra
+from penstock.jobs.custom_code import check_code
 from penstock.jobs.error_codes import TargetDiffers
 from penstock.jobs.job import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
@@ -328,12 +329,15 @@ def consumer_names() -> list[str]:
     return sorted({*_OURS, *(point.name for point in entry_points(group=GROUP))})
 
 
-def find_consumer(name: str) -> type[Consumer]:
+def find_consumer(name: str, allowed: Sequence[str] = ()) -> type[Consumer]:
     """Return the class of a consumer; raise Invalid when there is none of that name, or it is no consumer.
 
-    Runs the code of its module: whoever may register jobs may run code in the process of the runner.
+    Imports its module, which runs code: a module that is not Penstock's own must be `allowed`.
     """
-    found = _load(_find_location(name), name)
+    location = _find_location(name)
+    if name not in _OURS:
+        check_code(location, allowed, f"consumer {name!r}")
+    found = _load(location, name)
     if not (isinstance(found, type) and issubclass(found, Consumer)):
         raise Invalid(f"{name!r} is no consumer; a consumer is a subclass of penstock.jobs.Consumer")
     return found
@@ -348,12 +352,14 @@ def check_tenant(tenant: TenantTargets, kind: type[Consumer], info: ConsumerInfo
         tenant.check(target)
 
 
-def open_consumer(context: JobContext, find: Callable[[str], type[Consumer]] = find_consumer) -> Consumer:
+def open_consumer(context: JobContext, find: Callable[[str], type[Consumer]] | None = None) -> Consumer:
     """Make the consumer of a job; raise Invalid when there is none or an option is wrong.
 
+    Without `find`, its class is found among those that the settings allow.
     Raises TenantRefused when a tenant's job would write where its account may not (any more).
     """
-    kind = find(context.info.consumer or "")
+    name = context.info.consumer or ""
+    kind = find_consumer(name, context.settings.jobs.allowed_code) if find is None else find(name)
     if context.tenant is not None:
         check_tenant(context.tenant, kind, context.info)
     return kind(context)

@@ -1,7 +1,7 @@
 """Settings of the process that runs jobs, and of its Spark session."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -13,6 +13,8 @@ class JobsSettings(Frozen):
 
     data: Path = Path("penstock-data/jobs")
     """Directory for scratch files of iterations. Each runner needs its own."""
+    allowed_code: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")], ...] = ()
+    """Modules and packages from which jobs may use consumers, triggers, parsers and embeddings."""
     interval_s: float = Field(10, gt=0)
     """Seconds between checks of the tables for jobs that are due."""
     greedy_interval_s: float = Field(0.2, gt=0)

@@ -90,7 +90,12 @@ class World:
                 "storage": f"file://{folder}/events",
                 "flight_addr": "127.0.0.1:0",
             },
-            "jobs": {"data": str(folder / "jobs"), "interval_s": 0.5, "lease_ttl_s": 2},
+            "jobs": {
+                "data": str(folder / "jobs"),
+                "interval_s": 0.5,
+                "lease_ttl_s": 2,
+                "allowed_code": ["ownjobs"],
+            },
         }
 
         self.runner = self.service("jobs.log", self.config)

@@ -279,7 +279,7 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, str], mess
     [
         ({"text_columns": "colour"}, "no column colour"),
         ({"text_columns": "stars"}, "column stars of table docs has no text"),
-        ({"text_columns": "title", "parser": "nowhere:parse"}, "cannot be imported"),
+        ({"text_columns": "title", "parser": "support.nowhere:parse"}, "cannot be imported"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_when_the_job_is_registered(

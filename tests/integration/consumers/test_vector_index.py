@@ -218,7 +218,7 @@ def test_a_wrong_vector_stops_the_job_and_is_not_shown(
         ({"vector_column": "id", "dimension": "5"}, "of which no vector can be made"),
         ({"vector_column": "nowhere"}, "no column nowhere"),
         ({"text_columns": "id"}, "column id of table items has no text"),
-        ({"text_columns": "name", "embedding": "nowhere:f", "dimension": "3"}, "cannot be imported"),
+        ({"text_columns": "name", "embedding": "support.nowhere:f", "dimension": "3"}, "cannot be imported"),
         (
             {"text_columns": "name", "embedding": "best", "dimension": "3"},
             "is no embedding; there is hashing",

@@ -23,6 +23,9 @@ from support.simjoblog import Chance
 from support.simjobs import SimCluster
 from support.simloop import SimLoop
 
+ALLOWED = ("triggers", "triggers_that_fail", "nightly", "no", "penstock.clock")
+"""The modules of triggers that tests make; another one is refused, as in test_custom_code.py."""
+
 Body = Callable[[SimCluster], Coroutine[Any, Any, None]]
 
 
@@ -32,7 +35,7 @@ def simulated(body: Body, *, ahead_ms: int = 3_600_000, **settings: Any) -> None
 
     async def run() -> None:
         chance = Chance(mix, SimClock(loop, mix), trouble=0, ahead_ms=ahead_ms)
-        cluster = SimCluster(chance, JobsSettings(**settings))
+        cluster = SimCluster(chance, JobsSettings(**{"allowed_code": ALLOWED, **settings}))
         cluster.slowness_s = 0.1
         process = cluster.start()
         try:
@@ -326,7 +329,7 @@ def test_without_the_lease_nothing_begins() -> None:
 
 def installed(monkeypatch: pytest.MonkeyPatch, trigger: Callable[[TriggerContext], object]) -> JobSpec:
     """A spec whose trigger is this function."""
-    name = f"triggers_of_{trigger.__name__}"
+    name = f"triggers.of_{trigger.__name__}"
     module = ModuleType(name)
     module.it = trigger  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, name, module)
@@ -433,7 +436,8 @@ def test_a_trigger_that_returns_no_bool_is_refused(monkeypatch: pytest.MonkeyPat
 
     spec = installed(monkeypatch, vague)
     context: Any = SimpleNamespace(job="j")
-    said = custom_triggers.ask_trigger(custom_triggers.TriggerRequest(spec.job_type, context))
+    request = custom_triggers.TriggerRequest(spec.job_type, context)
+    said = custom_triggers.ask_trigger(request, ALLOWED)
     assert said == custom_triggers.Fault(
         ErrorCode.REFUSED, f"trigger {spec.job_type} returned str; it has to return a bool"
     )
@@ -445,7 +449,8 @@ def test_a_trigger_is_found_by_the_name_of_its_entry_point(monkeypatch: pytest.M
 
     def points(group: str) -> dict[str, Any]:
         assert group == "penstock.triggers"
-        return {"at-night": SimpleNamespace(load=lambda: entry)}
+        return {"at-night": SimpleNamespace(value="nightly:entry")}
 
+    monkeypatch.setitem(sys.modules, "nightly", SimpleNamespace(entry=entry))
     monkeypatch.setattr(custom_triggers, "entry_points", points)
-    assert custom_triggers.find_trigger("at-night") is entry
+    assert custom_triggers.find_trigger("at-night", ALLOWED) is entry

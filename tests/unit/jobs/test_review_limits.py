@@ -41,7 +41,7 @@ def test_a_module_that_cannot_be_imported_is_told_whatever_it_raises(
     monkeypatch.syspath_prepend(tmp_path)
     for find in (find_consumer, find_trigger):
         with pytest.raises(Invalid, match="broken_by_its_author"):
-            find("broken_by_its_author:Thing")
+            find("broken_by_its_author:Thing", ("broken_by_its_author",))
     sys.modules.pop("broken_by_its_author", None)
 
 
@@ -49,7 +49,7 @@ def test_a_module_that_cannot_be_imported_is_told_whatever_it_raises(
 def test_names_that_are_no_modules_are_told(name: str) -> None:
     for find in (find_consumer, find_trigger):
         with pytest.raises(Invalid):
-            find(name)
+            find(name, ("relative",))
 
 
 def test_a_spec_file_that_is_no_text_is_told(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def update_job(
     changed = control_jobs.update_job(
         jobs, deployment.settings, job_id, patch.spec, interrupt=patch.interrupt
     )
-    return job_details(changed)
+    return job_details(changed, allowed_code=deployment.settings.jobs.allowed_code)
 
 
 @api.delete(
@@ -109,7 +109,7 @@ def pause_job(table: OfTable, job: OfJob, deployment: Deployed, caller: Authenti
     job_id = job_id_of(deployment, caller, table, job)
     jobs = deployment.jobs(caller.account)
     changed: Job = control_jobs.run_transaction(jobs, lambda txn: jobs.pause_job(txn, job_id))
-    return job_details(changed)
+    return job_details(changed, allowed_code=deployment.settings.jobs.allowed_code)
 
 
 @api.post("/{table}/{job}/resume", response_model=JobDetail, responses=problem_responses(*_ALWAYS, 404, 409))
@@ -118,7 +118,7 @@ def resume_job(table: OfTable, job: OfJob, deployment: Deployed, caller: Authent
     job_id = job_id_of(deployment, caller, table, job)
     jobs = deployment.jobs(caller.account)
     changed: Job = control_jobs.run_transaction(jobs, lambda txn: jobs.resume_job(txn, job_id))
-    return job_details(changed)
+    return job_details(changed, allowed_code=deployment.settings.jobs.allowed_code)
 
 
 @api.post(

@@ -53,6 +53,7 @@ from penstock.consumers.options import ConsumerOptions, Properties, Seconds, abs
 from penstock.consumers.schema_evolution import Dialect, key_columns, shape_rows
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.jobs.consumer import JobContext
+from penstock.jobs.custom_code import check_code
 
 __all__ = ["Iceberg", "IcebergFiles", "Overwrite", "strict_transaction"]
 
@@ -220,6 +221,13 @@ class Iceberg(LakeConsumer):
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
         self.options = IcebergOptions.parse(job.info)
+        for name, value in reveal_secrets(self.options.catalog).items():
+            if name.endswith("impl"):  # pyiceberg imports the class that it names
+                check_code(
+                    value.rpartition(".")[0],
+                    job.settings.jobs.allowed_code,
+                    f"option catalog.{name} = {value}",
+                )
 
     def open_table(self) -> "IcebergCopy":
         """Return the Iceberg table that the options name."""

@@ -1,7 +1,7 @@
 """What all consumers of search indexes share: first build, changes, comparison and repair."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +39,7 @@ from penstock.jobs.consumer import (
     iter_batches,
     read_net_changes,
 )
+from penstock.jobs.custom_code import check_code
 from penstock.jobs.spec import ConsumerInfo
 from penstock.spark.errors import translate_spark_errors
 from penstock.tables.schema import TableInfo
@@ -95,7 +96,16 @@ class IndexConsumer(Consumer):
 
     @abstractmethod
     def parse_maker(self, recipe: str) -> RowMaker:
-        """Return what made the existing rows, from the marker's recipe."""
+        """Return what made the existing rows, from the marker's recipe.
+
+        Raises Invalid when the recipe names a function that the settings do not allow: whoever can write to
+        the target could have put it there.
+        """
+
+    def check_function(self, name: str | None, built_in: Collection[str], what: str) -> None:
+        """Raise Invalid when an option or a recipe names a function that the settings do not allow."""
+        if name is not None and name not in built_in and ":" in name:
+            check_code(name, self.job.settings.jobs.allowed_code, f"{what} {name!r} of job {self.job.id}")
 
     @abstractmethod
     def kind(self, dataset: LanceDataset) -> IndexKind:

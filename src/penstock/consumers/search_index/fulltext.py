@@ -274,12 +274,15 @@ class Fulltext(IndexConsumer):
             if not pa.types.is_string(columns.field(name).type):
                 raise Invalid(f"column {name} of table {table.name} has no text; fix option text_columns")
         tokenizer = Tokenizer(self._own.parser, self._own.lower, self._own.ngram)
+        self.check_function(tokenizer.parser, PARSERS, "parser")
         tokenizer.terms(pa.array([], pa.string()))
         return TermsMaker(names, tokenizer)
 
     def parse_maker(self, recipe: str) -> TermsMaker:
         """Return what made the existing rows, from the marker's recipe."""
-        return TermsMaker.parse(recipe)
+        maker = TermsMaker.parse(recipe)
+        self.check_function(maker.tokenizer.parser, PARSERS, "parser")
+        return maker
 
     def kind(self, dataset: LanceDataset) -> InvertedIndex:
         """Return the inverted index with the job's options."""
@@ -291,7 +294,7 @@ class Fulltext(IndexConsumer):
         """Return a full-text scan for the words of a query; raise Invalid for a vector."""
         if query.words is None:
             raise Invalid(f"job {self.job.id} is a fulltext index; ask with words")
-        tokenizer = TermsMaker.parse(current.marker.recipe).tokenizer
+        tokenizer = self.parse_maker(current.marker.recipe).tokenizer
         terms = tokenizer.terms(pa.array([query.words], pa.string()))[0].as_py()
         every = query.every or tokenizer.whole
         operator = FullTextOperator.AND if every else FullTextOperator.OR

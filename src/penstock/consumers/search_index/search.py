@@ -89,7 +89,8 @@ def _consumer(job: Job, settings: Settings, clock: Clock) -> "IndexConsumer":
         tenant=TenantTargets.of(settings, job.account, recorded=job.confined),
         clock=clock,
     )
-    kind = find_consumer(job.spec.consumer)  # says which package is missing, before the imports do
+    allowed = settings.jobs.allowed_code
+    kind = find_consumer(job.spec.consumer, allowed)  # says which package is missing, before the imports do
     from penstock.consumers.search_index.consumer import IndexConsumer
 
     if not issubclass(kind, IndexConsumer):

@@ -366,6 +366,7 @@ class Vector(IndexConsumer):
             if not pa.types.is_string(columns.field(name).type):
                 raise Invalid(f"column {name} of table {table.name} has no text; fix option text_columns")
         embedding = own.embedding if own.text_columns else None
+        self.check_function(embedding, (HASHING,), "embedding")
         maker = VectorMaker(names, self._dimension(table, names[0]), embedding)
         maker.make(pa.RecordBatch.from_pylist([], columns), None)
         return maker
@@ -386,7 +387,9 @@ class Vector(IndexConsumer):
 
     def parse_maker(self, recipe: str) -> VectorMaker:
         """Return what made the existing rows, from the marker's recipe."""
-        return VectorMaker.parse(recipe)
+        maker = VectorMaker.parse(recipe)
+        self.check_function(maker.embedding, (HASHING,), "embedding")
+        return maker
 
     def kind(self, dataset: LanceDataset) -> NearestIndex:
         """Return the index of vectors with the job's options."""
@@ -397,7 +400,7 @@ class Vector(IndexConsumer):
 
     def scan_arguments(self, current: IndexVersion, query: SearchQuery) -> dict[str, Any]:
         """Return a scan for the rows nearest to the query's vector, or to the vector of its words."""
-        vector = self._query_vector(VectorMaker.parse(current.marker.recipe), query)
+        vector = self._query_vector(self.parse_maker(current.marker.recipe), query)
         nearest = self.kind(current.dataset).nearest(vector, query.k)
         return {"nearest": nearest, "score": "_distance"}
 

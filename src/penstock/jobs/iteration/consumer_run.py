@@ -67,7 +67,8 @@ class ConsumerServices:
 
     log: IterationLog
     settings: Settings
-    find: Callable[[str], type[Consumer]]
+    find: Callable[[str], type[Consumer]] | None
+    """Finds the class of a consumer's name; None: among those that the settings allow."""
     spark: "Callable[[str], SparkSession] | None"
     clock: Clock
     abandoned: AbandonedConsumers

@@ -19,7 +19,7 @@ from penstock.durable_files import PRIVATE_FOLDER, make_data_directory, open_pri
 from penstock.errors import Invalid, PenstockError
 from penstock.follow.cluster_tables import TableGone
 from penstock.follow.source import ScanSource
-from penstock.jobs.consumer import Consumer, find_consumer
+from penstock.jobs.consumer import Consumer
 from penstock.jobs.iteration.consumer_run import (
     GRACE_S,
     AbandonedConsumers,
@@ -266,7 +266,7 @@ class IterationRunner:
         *,
         frames: Frames | None = None,
         spark: "Callable[[str], SparkSession] | None" = None,
-        find: Callable[[str], type[Consumer]] = find_consumer,
+        find: Callable[[str], type[Consumer]] | None = None,
         usage: UsageMeter | None = None,
         abandoned: AbandonedConsumers | None = None,
         grace_s: float = GRACE_S,

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid
+from penstock.jobs.custom_code import check_code
 from penstock.jobs.job import ErrorCode, Job, JobId, JobKey
 
 ENTRY_POINTS = "penstock.triggers"
@@ -81,14 +82,16 @@ class Fault(NamedTuple):
 
 
 @cache
-def find_trigger(name: str) -> Trigger:
-    """Return the function of a trigger's name; raise Invalid when there is none."""
-    module, colon, attribute = name.partition(":")
+def find_trigger(name: str, allowed: tuple[str, ...] = ()) -> Trigger:
+    """Return the function of a trigger's name; raise Invalid when there is none, or its module is refused."""
+    _, colon, attribute = name.partition(":")
     try:
-        if colon:
-            found = attrgetter(attribute)(import_module(module))
-        else:
-            found = entry_points(group=ENTRY_POINTS)[name].load()
+        location = name if colon else entry_points(group=ENTRY_POINTS)[name].value
+        check_code(location, allowed, f"trigger {name!r}")
+        module, _, attribute = location.partition(":")
+        found = attrgetter(attribute)(import_module(module))
+    except Invalid:
+        raise
     except Exception as error:  # the module is foreign code and may raise anything
         raise Invalid(
             f"there is no trigger {name!r} ({type(error).__name__}); write default, greedy, periodic,"
@@ -100,10 +103,10 @@ def find_trigger(name: str) -> Trigger:
     return trigger
 
 
-def ask_trigger(request: TriggerRequest) -> bool | Fault:
+def ask_trigger(request: TriggerRequest, allowed: tuple[str, ...] = ()) -> bool | Fault:
     """Call a trigger; never raises. Of a foreign exception the message has only the class."""
     try:
-        result = find_trigger(request.name)(request.context)
+        result = find_trigger(request.name, allowed)(request.context)
     except Invalid as error:
         return Fault(ErrorCode.REFUSED, str(error))
     except Exception as error:  # noqa: BLE001 - whatever a user's function raises is that job's error
@@ -125,7 +128,9 @@ def clear_trigger_error(job: Job) -> Job:
 class TriggerRunner:
     """Calls triggers in threads. One that does not return in time is not called again until it has."""
 
-    def __init__(self, *, clock: Clock = SYSTEM) -> None:
+    def __init__(self, allowed: tuple[str, ...] = (), *, clock: Clock = SYSTEM) -> None:
+        """`allowed` are the modules whose functions are called."""
+        self._allowed = allowed
         self._clock = clock
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-trigger")
         self._open: dict[JobKey, asyncio.Future[bool | Fault]] = {}
@@ -135,7 +140,7 @@ class TriggerRunner:
         loop = asyncio.get_running_loop()
         self._open = {key: call for key, call in self._open.items() if not call.done()}
         calls = {
-            key: self._open.get(key) or loop.run_in_executor(self._pool, ask_trigger, request)
+            key: self._open.get(key) or loop.run_in_executor(self._pool, ask_trigger, request, self._allowed)
             for key, request in requests.items()
         }
         await self._wait(calls.values())

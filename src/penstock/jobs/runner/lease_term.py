@@ -61,7 +61,15 @@ class LeaseTerm:
         self._loop = asyncio.get_running_loop()
         self._wake_up = WakeUp(clock)
         self._scheduler = open_scheduler(self._on_end)
-        self._watch = TableWatch(self.board, self._log, source, self._scheduler, lease, clock=clock)
+        self._watch = TableWatch(
+            self.board,
+            self._log,
+            source,
+            self._scheduler,
+            lease,
+            allowed_code=settings.allowed_code,
+            clock=clock,
+        )
         self._gauges = BoardGauges(self.board)
         self._side_tasks = tuple(side_tasks)
         self._next_full = self._next_fast = clock.monotonic()

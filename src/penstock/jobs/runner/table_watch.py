@@ -46,6 +46,7 @@ class TableWatch:
         scheduler: RunnerScheduler,
         lease: RunnerLease,
         *,
+        allowed_code: tuple[str, ...] = (),
         clock: Clock = SYSTEM,
     ) -> None:
         self.now_ts: int | None = None
@@ -57,7 +58,7 @@ class TableWatch:
         self._scheduler = scheduler
         self._lease = lease
         self._clock = clock
-        self._triggers = TriggerRunner(clock=clock)
+        self._triggers = TriggerRunner(allowed_code, clock=clock)
         self._last_error = ""
         self._refused: dict[int, str] = {}  # tables that cannot be captured, and why, as it was logged
 
