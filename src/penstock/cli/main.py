@@ -144,6 +144,10 @@ def store(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the servers (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of that certificate (PEM).")] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Let other machines connect without client certificates."),
+    ] = False,
     enable_faults: Annotated[
         bool, typer.Option("--enable-faults", help="Allow admin calls to inject faults; for tests.")
     ] = False,
@@ -165,6 +169,7 @@ def store(
         tls_ca=tls_ca,
         tls_cert=tls_cert,
         tls_key=tls_key,
+        insecure=insecure,
         enable_faults=enable_faults,
         config=config,
     )

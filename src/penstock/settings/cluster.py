@@ -85,7 +85,9 @@ class StoreSettings(Frozen):
     data: Path = Path("penstock-data/store")
     """Directory for the data of the store."""
     pd_addr: str = "127.0.0.1:2379"
-    """Address of the placement driver; port 0 takes a free port."""
+    """Address of the placement driver; port 0 takes a free port. All but loopback need tls.ca_path."""
+    insecure: bool = False
+    """Let other machines connect without client certificates. Everyone who can connect can do everything."""
     stores: int = Field(1, ge=1, le=64)
     """Number of TiKV stores."""
     region_split_bytes: int = Field(96 * 1024 * 1024, ge=1024)

@@ -30,7 +30,7 @@ from penstock.store.raw import RawStorage
 from penstock.store.region import Peer, Region
 from penstock.store.regions import REPLICAS, Regions, SizeWatch
 from penstock.store.safe_ts import SafeTs
-from penstock.store.server import Endpoint, FaultyStreams, split_server_address
+from penstock.store.server import Endpoint, FaultyStreams, check_exposure, split_server_address
 from penstock.store.station import Station
 from penstock.store.storage import TxnStorage
 
@@ -139,6 +139,7 @@ class Cluster:
         directory is damaged. Port 0 takes any free port.
         """
         split_server_address(settings.pd_addr)
+        check_exposure(settings)
         if settings.tls is not None:
             settings.tls.read()
         engine = Engine.open(settings.data, sync=settings.sync)

@@ -11,12 +11,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
 from penstock.errors import Invalid, Unavailable
-from penstock.settings import ServerTlsSettings
-from penstock.settings.network import join_address
+from penstock.settings import ServerTlsSettings, StoreSettings
+from penstock.settings.network import is_loopback, join_address
 from penstock.store.executor import ClusterMismatch
 from penstock.store.faults import Fault, Faults, FaultStruck
 
-__all__ = ["Endpoint", "FaultyStreams", "end_call", "split_server_address"]
+__all__ = ["Endpoint", "FaultyStreams", "check_exposure", "end_call", "split_server_address"]
 
 
 _MESSAGE_BYTES_MAX = 256 * 1024 * 1024
@@ -61,6 +61,20 @@ def split_server_address(address: str) -> tuple[str, int]:
             f"address {address!r} names no host that clients can reach; write the host's own address"
         )
     return host, int(port)
+
+
+def check_exposure(store: StoreSettings) -> None:
+    """Raise Invalid when other machines could reach the store without client certificates, unasked.
+
+    The store has no users: whoever can connect can read and write everything.
+    """
+    is_closed = store.tls is not None and store.tls.ca_path is not None
+    if is_closed or store.insecure or is_loopback(store.pd_addr):
+        return
+    raise Invalid(
+        f"store.pd_addr {store.pd_addr} can be reached from other machines, and whoever connects can do"
+        " everything; set store.tls with ca_path, or listen on 127.0.0.1, or say store.insecure: true"
+    )
 
 
 class Endpoint:

@@ -32,6 +32,7 @@ class StoreOptions:
     tls_ca: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    insecure: bool = False
     enable_faults: bool = False
     config: Path | None = None
 
@@ -43,6 +44,7 @@ def store_settings(options: StoreOptions) -> StoreSettings:
         "pd_addr": options.pd_addr,
         "data": options.data,
         "stores": options.stores,
+        "insecure": options.insecure or None,
         "faults": options.enable_faults or None,
         "tls": _tls(options),
     }
