@@ -20,11 +20,21 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import Invalid, Unavailable
+from penstock.secret_references import has_reference, resolve_values
 from penstock.settings import Settings
 
-__all__ = ["Target", "TenantRefused", "TenantTargets", "is_below", "is_public"]
+__all__ = [
+    "SYSTEM_ACCOUNT",
+    "Target",
+    "TenantRefused",
+    "TenantTargets",
+    "is_below",
+    "is_public",
+    "resolve_tenant_texts",
+]
 
-_SYSTEM_ACCOUNT = "sys"  # objects of admins belong to it
+SYSTEM_ACCOUNT = "sys"
+"""The account to which changefeeds of admins, and databases of nobody, belong."""
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432}
 _ALIASES = {"gcs": "gs", "azure": "az", "azblob": "az", "postgres": "postgresql"}
 _STORAGE_URL = re.compile(r"(file|s3|gs|az)://([^/]*)((?:/[^/]+)*)/?")
@@ -112,6 +122,21 @@ class Target:
         return "/" + "/".join(self.path)
 
 
+def resolve_tenant_texts(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return options of a tenant as the process that uses them reads them; refuse references to secrets.
+
+    That process would resolve them: it has the operator's environment and files. Ask this where options are
+    used, too: before there were references, a tenant could write such a text.
+    """
+    for name, text in texts.items():
+        if has_reference(text):
+            raise TenantRefused(
+                f"{name} refers to a secret of the operator, which is for admins only; give the value itself,"
+                " and write $${ for ${"
+            )
+    return resolve_values(texts)
+
+
 def is_below(target: Target, prefix: str) -> bool:
     """Return whether a target is below a prefix: the same server, and a path within its path.
 
@@ -152,7 +177,8 @@ class TenantTargets:
         such a job is taken for its account's own, if the settings have that account.
         """
         known = settings.api.accounts.get(account)
-        if recorded is False or account == _SYSTEM_ACCOUNT or (known is not None and known.admin):
+        by_admin = recorded is False or (account == SYSTEM_ACCOUNT and (recorded is None or known is None))
+        if by_admin or (known is not None and known.admin):
             return None
         if known is None:
             return None if recorded is None else cls(account, ())

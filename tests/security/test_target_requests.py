@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from penstock.control.jobs import run_transaction
 from penstock.jobs.api import consumer_of
 from penstock.jobs.job import Job, JobId
-from penstock.targets import TenantRefused
+from penstock.jobs.spec import JobSpec
+from penstock.settings import Settings
+from penstock.targets import TenantRefused, TenantTargets
 from support.apiworld import TOKENS, ApiWorld, api_world
 
 PORT = "PORT"
@@ -176,3 +179,48 @@ def test_a_job_of_an_account_that_the_settings_do_not_have_any_more_writes_nowhe
     with pytest.raises(TenantRefused, match=r"api\.accounts\.ann\.targets"):
         consumer_of(find_job(world, "of_ann.items/left"), without, tmp_path)
     assert client.delete("/api/v1/jobs/of_ann.items/left").status_code == 204
+
+
+def test_a_reference_that_a_tenant_wrote_before_there_were_references_is_not_resolved(
+    world: ApiWorld, tmp_path: Path
+) -> None:
+    options = {"url": "http://hooks.example/ann", "headers.X-Home": "${HOME}"}
+    spec = JobSpec.parse(job("ann", "hook", "webhook", options)["spec"])
+    job_id = JobId.parse("of_ann.items/hook")
+    jobs = world.deployment.jobs("ann")
+    run_transaction(jobs, lambda txn: jobs.register_job(txn, job_id, spec))  # without the checks of today
+    with pytest.raises(TenantRefused, match="secret of the operator"):
+        consumer_of(find_job(world, str(job_id)), world.deployment.settings, tmp_path)
+    assert world.client("ann").delete("/api/v1/jobs/of_ann.items/hook").status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("account", "recorded", "prefixes"),
+    [
+        ("ann", True, ("s3://lake/ann",)),
+        ("ann", None, ("s3://lake/ann",)),  # of an earlier version
+        ("ann", False, None),  # an admin's
+        ("root", True, None),
+        ("sys", None, None),
+        ("sys", True, None),
+        ("gone", True, ()),
+        ("gone", None, None),
+    ],
+)
+def test_who_made_a_job_decides_where_it_may_write(
+    account: str, recorded: bool | None, prefixes: tuple[str, ...] | None
+) -> None:
+    accounts = {
+        "ann": {"token": TOKENS["ann"], "targets": ["s3://lake/ann"]},
+        "root": {"token": TOKENS["root"], "admin": True},
+    }
+    settings = Settings.model_validate({"api": {"accounts": accounts}})
+    found = TenantTargets.of(settings, account, recorded=recorded)
+    assert (None if found is None else found.prefixes) == prefixes
+
+
+def test_an_account_named_sys_that_is_no_admin_is_a_tenant() -> None:
+    own = {"sys": {"token": TOKENS["ann"], "targets": ["s3://lake/sys"]}}
+    settings = Settings.model_validate({"api": {"accounts": own}})
+    assert TenantTargets.of(settings, "sys", recorded=True) == TenantTargets("sys", ("s3://lake/sys",))
+    assert TenantTargets.of(settings, "sys", recorded=False) is None

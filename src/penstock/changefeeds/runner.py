@@ -21,7 +21,7 @@ from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.follow.follower import SliceFollower
 from penstock.secret_references import UnresolvedReference
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
-from penstock.targets import TenantTargets
+from penstock.targets import SYSTEM_ACCOUNT, TenantTargets, resolve_tenant_texts
 
 _POLL_S = 1.0
 # For changefeeds that were stored before the lease time was a setting.
@@ -178,9 +178,12 @@ class _RunningChangefeed:
     async def _run(self, lease: LeasedProgress, info: ChangefeedInfo) -> None:
         async with self._store_failure(lease):
             settings = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
+            tenant = TenantTargets.of(self._settings, info.account, recorded=info.account != SYSTEM_ACCOUNT)
+            if tenant is not None:
+                resolve_tenant_texts({"sink_uri": settings.sink_uri.get_secret_value()})
+                resolve_tenant_texts({**settings.storage_options, **settings.sink})
             options = sink_options(settings)
             run_options = changefeed_options(info, settings)
-            tenant = TenantTargets.of(self._settings, info.account)
             if tenant is not None:  # links and settings may have changed since it was created
                 await asyncio.to_thread(tenant.check, feed_target(options))
             target = options.target.open()

@@ -5,16 +5,15 @@ name no code, no file of the machine, and no address but those below the account
 checked again where they are used, by `penstock.targets`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.changefeeds.sink_uri import split_uri
 from penstock.changefeeds.sinks.storage.options import feed_target, sink_options
 from penstock.jobs.consumer import BUILT_IN, check_tenant, find_consumer
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
-from penstock.secret_references import has_reference, resolve_values
 from penstock.settings import ChangefeedSettings
-from penstock.targets import TenantRefused, TenantTargets
+from penstock.targets import TenantRefused, TenantTargets, resolve_tenant_texts
 
 __all__ = ["Tenant", "TenantRefused", "check_feed", "check_job"]
 
@@ -54,8 +53,8 @@ def check_feed(tenant: Tenant, settings: ChangefeedSettings) -> None:
                 " of one of its databases, as in shop.*"
             )
     uri = settings.sink_uri.get_secret_value()
-    _without_references({**settings.storage_options, **settings.sink})
-    sink = split_uri(_without_references({"sink_uri": uri})["sink_uri"])
+    resolve_tenant_texts({**settings.storage_options, **settings.sink})
+    sink = split_uri(resolve_tenant_texts({"sink_uri": uri})["sink_uri"])
     for name in {**settings.sink, **sink.parameters}:
         if name in _SINK_REFUSED:
             raise TenantRefused(f"sink parameter {name} is for admins only; leave it out")
@@ -70,7 +69,7 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
         )
     if spec.job_type not in {DEFAULT, GREEDY, PERIODIC}:
         raise TenantRefused(f"trigger {spec.job_type!r} is for admins only; use default, greedy or periodic")
-    options = _without_references(spec.detail.consumer.options)
+    options = resolve_tenant_texts(spec.detail.consumer.options)
     if "://" not in options.get("uri", "://"):
         raise TenantRefused("option uri is not a URL; write file:///folder or s3://bucket/folder")
     if spec.consumer == "kv" and not tenant.owns(options.get("table", "").partition(".")[0]):
@@ -87,17 +86,3 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
             )
     info = spec.detail.consumer.model_copy(update={"options": options})
     check_tenant(tenant.targets, find_consumer(spec.consumer), info)
-
-
-def _without_references(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return texts as the process that uses them reads them; refuse references to secrets.
-
-    That process would resolve them: it has the operator's environment and files.
-    """
-    for name, text in texts.items():
-        if has_reference(text):
-            raise TenantRefused(
-                f"{name} refers to a secret of the operator, which is for admins only; give the value itself,"
-                " and write $${ for ${"
-            )
-    return resolve_values(texts)

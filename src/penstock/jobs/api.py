@@ -359,7 +359,7 @@ def make_consumer(
         id=job_id,
         key=key,
         account=account,
-        info=resolve_info(spec.detail.consumer),
+        info=resolve_info(spec.detail.consumer, tenant),
         settings=settings,
         scratch=scratch,
         spark=_no_session,

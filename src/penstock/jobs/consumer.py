@@ -35,7 +35,7 @@ from penstock.jobs.job import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
 from penstock.secret_references import resolve_values
 from penstock.settings import Settings
-from penstock.targets import Target, TenantRefused, TenantTargets
+from penstock.targets import Target, TenantRefused, TenantTargets, resolve_tenant_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -174,12 +174,14 @@ class JobContext:
             )
 
 
-def resolve_info(info: ConsumerInfo) -> ConsumerInfo:
+def resolve_info(info: ConsumerInfo, tenant: TenantTargets | None) -> ConsumerInfo:
     """Return what a consumer gets: the references to secrets in its options are replaced.
 
-    Raises UnresolvedReference when this process has no such secret; the iteration is retried then.
+    Raises UnresolvedReference when this process has no such secret; the iteration is retried then. Raises
+    TenantRefused when a tenant's job has a reference.
     """
-    return info.model_copy(update={"options": resolve_values(info.options)})
+    resolve = resolve_values if tenant is None else resolve_tenant_texts
+    return info.model_copy(update={"options": resolve(info.options)})
 
 
 class Consumer(ABC):

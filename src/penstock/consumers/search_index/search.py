@@ -78,15 +78,16 @@ def search(
 
 
 def _consumer(job: Job, settings: Settings, clock: Clock) -> "IndexConsumer":
+    tenant = TenantTargets.of(settings, job.account, recorded=job.confined)
     context = JobContext(
         id=job.id,
         key=job.key,
         account=job.account,
-        info=resolve_info(job.spec.detail.consumer),
+        info=resolve_info(job.spec.detail.consumer, tenant),
         settings=settings,
         scratch=Path(),
         spark=_no_spark,
-        tenant=TenantTargets.of(settings, job.account, recorded=job.confined),
+        tenant=tenant,
         clock=clock,
     )
     allowed = settings.jobs.allowed_code

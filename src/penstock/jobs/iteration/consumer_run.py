@@ -298,15 +298,16 @@ class ConsumerRun:
 
     def _context(self) -> JobContext:
         job, services = self.job, self._services
+        tenant = TenantTargets.of(services.settings, job.account, recorded=job.confined)
         return JobContext(
             id=job.id,
             key=job.key,
             account=job.account,
-            info=resolve_info(job.spec.detail.consumer),
+            info=resolve_info(job.spec.detail.consumer, tenant),
             settings=services.settings,
             scratch=self.scratch,
             spark=self._spark,
-            tenant=TenantTargets.of(services.settings, job.account, recorded=job.confined),
+            tenant=tenant,
             clock=services.clock,
             progressed=self._progressed,
         )

@@ -185,16 +185,29 @@ async def test_only_settings_that_differ_are_told(
     assert len(told) == warned
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"sink_uri": "file:///srv/ann?protocol=canal-json"}, "api.accounts.ann.targets"),
+        ({"sink_uri": "file:///elsewhere/${HOME}?protocol=canal-json"}, "secret of the operator"),
+        (
+            {"sink_uri": "s3://x?protocol=csv", "storage_options": {"region": "${HOME}"}},
+            "secret of the operator",
+        ),
+    ],
+)
 @pytest.mark.usefixtures("source")
-async def test_a_tenants_changefeed_is_not_run_where_its_account_may_not_write() -> None:
+async def test_a_tenants_changefeed_is_not_run_where_its_account_may_not_write(
+    settings: dict[str, object], reason: str
+) -> None:
     kept = Kept("a")
-    feed = feed_of("a", sink_uri="file:///srv/ann?protocol=canal-json")
+    feed = feed_of("a", **settings)
     kept.all["a"] = replace(feed, info=replace(feed.info, account="ann"))
-    settings = Settings.model_validate(
+    deployed = Settings.model_validate(
         {"api": {"accounts": {"ann": {"token": "a-token-of-16-letters", "targets": ["file:///elsewhere"]}}}}
     )
     running = asyncio.create_task(
-        ChangefeedRunner(settings, kept, lambda *_: None, owner="me", clock=Quick()).run()
+        ChangefeedRunner(deployed, kept, lambda *_: None, owner="me", clock=Quick()).run()
     )
     try:
         async with asyncio.timeout(60):
@@ -203,4 +216,4 @@ async def test_a_tenants_changefeed_is_not_run_where_its_account_may_not_write()
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    assert "api.accounts.ann.targets" in kept.shown("a")[1]
+    assert reason in kept.shown("a")[1]
