@@ -3,6 +3,8 @@
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from penstock.control.jobs import run_transaction
 from penstock.jobs.api import consumer_of
-from penstock.jobs.job import Job, JobId
+from penstock.jobs.job import ErrorCode, Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings
 from penstock.targets import TenantRefused, TenantTargets
@@ -224,3 +226,36 @@ def test_an_account_named_sys_that_is_no_admin_is_a_tenant() -> None:
     settings = Settings.model_validate({"api": {"accounts": own}})
     assert TenantTargets.of(settings, "sys", recorded=True) == TenantTargets("sys", ("s3://lake/sys",))
     assert TenantTargets.of(settings, "sys", recorded=False) is None
+
+
+def test_a_runner_does_not_run_what_an_earlier_version_accepted(world: ApiWorld) -> None:
+    inside = {"uri": f"file://{world.folder}/ann/ran"}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0)
+        port = listener.getsockname()[1]
+        hostile = {
+            "dsn": ("postgres", {"dsn": f"postgresql://ann@127.0.0.1:{port}%2C@db.example/ann"}),
+            "region": ("parquet", {"uri": "s3://lake/ann/x", "storage.region": f"x@127.0.0.1:{port}/?"}),
+            "hook": ("webhook", {"url": f"http://127.0.0.1:{port}/ann"}),
+        }
+        jobs = world.deployment.jobs("ann")
+        for name, (consumer, options) in {**hostile, "good": ("parquet", inside)}.items():
+            spec = JobSpec.parse(job("ann", name, consumer, options)["spec"])
+            job_id = JobId.parse(f"of_ann.items/{name}")
+            run_transaction(jobs, partial(jobs.register_job, job_id=job_id, spec=spec))
+        deployed = replace(world.world, settings=world.deployment.settings)
+
+        async def run() -> None:
+            ts = await deployed.insert("of_ann.items", {"id": 1, "name": "one"})
+            async with deployed.running():
+                await deployed.caught_up("of_ann.items/good", ts)
+                for name in hostile:
+                    stopped = await deployed.wait_until_stopped(f"of_ann.items/{name}")
+                    assert stopped.status.error_code == ErrorCode.REFUSED, stopped.status
+
+        world.run(run())
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert (world.folder / "ann" / "ran").is_dir()
+    for name in (*hostile, "good"):
+        assert world.client("ann").delete(f"/api/v1/jobs/of_ann.items/{name}").status_code == 204
