@@ -22,6 +22,7 @@ from penstock.api.deployment import (
     LateDeployment,
     OpenDeployment,
     Reach,
+    ReadMeter,
     refuse_unknown_parameters,
 )
 from penstock.api.errors import answer_problem, handlers, problem_responses
@@ -124,12 +125,15 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         exception_handlers=handlers(),
         redirect_slashes=False,
     )
+    usage = ReadMeter(reach)
+    readers = Readers(settings.readers, accounts=len(settings.accounts), charge=usage.charge, clock=clock)
     app.state.service = ApiState(
         settings=reach.settings,
         reach=reach,
         pulse=HealthPulse(reach, clock=clock),
-        readers=Readers(settings.readers, accounts=len(settings.accounts)),
-        searches=SearchWorkers(reach.settings, count=settings.readers, clock=clock),
+        readers=readers,
+        searches=SearchWorkers(reach.settings, count=readers.most, clock=clock),
+        usage=usage,
         facts=FactsCache(clock=clock),
         clock=clock,
     )

@@ -17,6 +17,8 @@ from penstock.control.deployment import Deployment, open_deployment
 from penstock.control.overview.gather import FactsCache
 from penstock.control.search_workers import SearchWorkers
 from penstock.errors import Unavailable
+from penstock.jobs.scheduler.scheduler import USAGE_INTERVAL_S
+from penstock.jobs.usage import Usage, UsageMeter
 from penstock.settings import Settings
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "LateDeployment",
     "OpenDeployment",
     "Reach",
+    "ReadMeter",
     "SharedState",
     "refuse_unknown_parameters",
 ]
@@ -132,6 +135,45 @@ class HealthPulse:
         return None
 
 
+class ReadMeter:
+    """Charges reads to the usage of accounts; the store gets it some seconds later. Thread-safe."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._lock = threading.Lock()
+        self._meter: UsageMeter | None = None
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    def charge(self, account: str, usage: Usage) -> None:
+        """Count what a read has used."""
+        with self._lock:
+            if self._meter is None:
+                try:
+                    self._meter = UsageMeter(self._reach.get().blocking_client)
+                except Unavailable:
+                    return  # a read without a cluster has read nothing
+            self._meter.add(account, usage)
+            if self._timer is None and not self._closed:
+                self._timer = threading.Timer(USAGE_INTERVAL_S, self._flush)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._timer, meter = None, self._meter
+        if meter is not None:
+            meter.flush()
+
+    def close(self) -> None:
+        """Write what is counted; nothing is written later."""
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+        self._flush()
+
+
 PREFIX = "/api/v1"
 """The prefix of every route but those of probes, metrics and pages."""
 
@@ -145,8 +187,14 @@ class ApiState:
     pulse: HealthPulse
     readers: Readers
     searches: SearchWorkers
+    usage: ReadMeter
     facts: FactsCache
     clock: Clock
+
+    def close(self) -> None:
+        """End the processes of searches, and write the usage of reads. Blocks."""
+        self.searches.close()
+        self.usage.close()
 
 
 def refuse_unknown_parameters(request: Request) -> None:

@@ -7,8 +7,9 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import StreamingResponse
@@ -18,7 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import metrics
 from penstock.api.errors import ProblemError, answer_failure, answer_refusal
-from penstock.clock import Clock
+from penstock.clock import SYSTEM, Clock
+from penstock.jobs.usage import Usage
 
 __all__ = ["BodyLimit", "Readers", "RequestLog", "StreamedAnswer"]
 
@@ -60,31 +62,59 @@ class BodyLimit:
         )
 
 
-class Readers:
-    """Allows `count` reads at a time; refuses others with a 503.
+@dataclass(slots=True)
+class ReadCost:
+    """What a read costs its account beside its time; whoever reads fills it in."""
 
-    With several accounts, one account has at most `count - 1` reads, so that the others are not shut out.
+    rows: int = 0
+    nbytes: int = 0
+
+
+class Readers:
+    """Allows `count` reads at a time; refuses others with a 503, and charges reads to their accounts.
+
+    With several accounts, one account has at most `count - 1` reads. An account that reads nothing may begin
+    one all the same, up to twice `count` reads: so slow reads of others, however many, shut nobody out.
     """
 
-    def __init__(self, count: int, *, accounts: int = 1) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        accounts: int = 1,
+        charge: Callable[[str, Usage], None] = lambda _account, _usage: None,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self._count = count
         self._account_count = max(count - 1, 1) if accounts > 1 else count
+        self._charge = charge
+        self._clock = clock
         self._lock = threading.Lock()
         self._reading: Counter[str] = Counter()
 
+    @property
+    def most(self) -> int:
+        """The number of reads that may run at once."""
+        return 2 * self._count
+
     @contextmanager
-    def reading(self, account: str) -> Iterator[None]:
-        """Count a read during the block; raise a 503 problem when there are too many."""
+    def reading(self, account: str) -> Iterator[ReadCost]:
+        """Count a read during the block, and charge it; raise a 503 problem when there are too many."""
         self._enter(account)
+        began, cost = self._clock.monotonic(), ReadCost()
         try:
-            yield
+            yield cost
         finally:
             with self._lock:
                 self._reading[account] -= 1
+                if not self._reading[account]:
+                    del self._reading[account]
+            self._charge(account, Usage(cost.rows, cost.nbytes, self._clock.monotonic() - began))
 
     def _enter(self, account: str) -> None:
         with self._lock:
-            if self._reading.total() < self._count and self._reading[account] < self._account_count:
+            held, total = self._reading[account], self._reading.total()
+            if total < (self._count if held else self.most) and held < self._account_count:
                 self._reading[account] += 1
                 return
         raise ProblemError(
@@ -98,18 +128,27 @@ class Readers:
 class StreamedAnswer(StreamingResponse):
     """An answer that is produced while it is sent. `closing` is closed at the end, whatever happens.
 
-    An answer that takes too long is cut off: others need the reader that it holds.
+    An answer that takes too long is cut off, and so is one whose client takes nothing of it for `stall_s`:
+    others need the reader that it holds. `sent` counts the bytes of the body.
     """
 
-    def __init__(self, content: Iterator[bytes], **rest: Any) -> None:
+    def __init__(self, content: Iterator[bytes], *, stall_s: float, **rest: Any) -> None:
         super().__init__(content, **rest)
         self.closing = ExitStack()
+        self.sent = 0
+        self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer within the time limit, then close `closing`."""
+        """Send the answer within the time limits, then close `closing`."""
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._stall_s):
+                await send(message)
+            self.sent += len(message.get("body", b""))
+
         try:
             async with asyncio.timeout(_ANSWER_S):
-                await super().__call__(scope, receive, send)
+                await super().__call__(scope, receive, send_in_time)
         finally:
             ending = asyncio.ensure_future(run_in_threadpool(self.closing.close))
             await asyncio.shield(ending)

@@ -76,7 +76,7 @@ async def serve(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
                 await serving
                 raise
             finally:
-                await asyncio.to_thread(app.state.service.searches.close)
+                await asyncio.to_thread(app.state.service.close)
 
 
 def check_exposure(api: ApiSettings) -> None:

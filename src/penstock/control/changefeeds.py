@@ -5,6 +5,7 @@ means all of them. A changefeed that does not exist, or belongs to another accou
 """
 
 import logging
+import threading
 from typing import Any
 
 from penstock import eventloop
@@ -14,6 +15,7 @@ from penstock.changefeeds.sink_uri import mask_uri
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.display import format_ms, format_ts
+from penstock.control.tenancy import check_quota
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.holds import ClusterHold
 from penstock.settings import ChangefeedSettings, parse_changefeed
@@ -21,6 +23,8 @@ from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 _log = logging.getLogger(__name__)
 
+_CREATING = threading.Lock()
+"""Held from counting the changefeeds of an account to adding one, so that two requests do not both fit."""
 _MASKED = {"sink": "***", "storage_options": "***"}
 
 
@@ -59,16 +63,24 @@ def create_from_options(deployment: Deployment, name: str, options: dict[str, An
 def create_changefeed(
     deployment: Deployment, name: str, settings: ChangefeedSettings, *, account: str | None = None
 ) -> ChangefeedRecord:
-    """Create a changefeed of an account; raise AlreadyExists when the account has one of that name."""
-    return eventloop.run(
-        commands.create_changefeed(
-            deployment.feeds_of(account),
-            name,
-            settings,
-            now_ts=deployment.now_ts(),
-            account=account or SYSTEM_ACCOUNT.name,
+    """Create a changefeed of an account; raise AlreadyExists when the account has one of that name.
+
+    Raises TenantRefused when the account has as many changefeeds as it may have.
+    """
+    with _CREATING:
+        known = None if account is None else deployment.settings.api.accounts.get(account)
+        if account is not None and known is not None:
+            count = len(list_changefeeds(deployment, account=account))
+            check_quota(account, "changefeeds", count, known.changefeeds_max)
+        return eventloop.run(
+            commands.create_changefeed(
+                deployment.feeds_of(account),
+                name,
+                settings,
+                now_ts=deployment.now_ts(),
+                account=account or SYSTEM_ACCOUNT.name,
+            )
         )
-    )
 
 
 def update_from_options(deployment: Deployment, name: str, options: dict[str, Any]) -> ChangefeedRecord:

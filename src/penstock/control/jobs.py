@@ -4,6 +4,7 @@ The first functions work on `Jobs` in a transaction; `register_job`, `list_jobs`
 deployment and return JSON views.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from penstock.clock import SYSTEM
 from penstock.control import job_views
 from penstock.control.deployment import Deployment
 from penstock.control.display import format_ts
+from penstock.control.tenancy import check_quota
 from penstock.control.verify import read_last_results
 from penstock.durations import parse_duration
 from penstock.errors import AlreadyExists, Invalid, PenstockError
@@ -159,11 +161,22 @@ def _schema(jobs: Jobs, job_id: JobId) -> SchemaVersion:
     return SchemaVersion(since_ts=0, version=0, table=table, database=job_id.database)
 
 
+_REGISTERING = threading.Lock()
+"""Held from counting the jobs of an account to adding one, so that two requests do not both fit."""
+
+
 def register_job(
     deployment: Deployment, job_id: JobId, spec: JobSpec, *, account: str | None = None
 ) -> dict[str, Any]:
-    """Register a job; return its details and whether its table is captured."""
-    job = add_job(deployment.jobs(account), deployment.settings, job_id, spec)
+    """Register a job; return its details and whether its table is captured.
+
+    Raises TenantRefused when the account has as many jobs as it may have.
+    """
+    jobs = deployment.jobs(account)
+    with _REGISTERING:
+        if account is not None:
+            _check_quota(jobs, deployment.settings, account)
+        job = add_job(jobs, deployment.settings, job_id, spec)
     progress = deployment.readable_ranges([job.key.table_id]).get(job.key.table_id)
     return {
         **job_views.job_details(
@@ -171,6 +184,17 @@ def register_job(
         ),
         "captured": progress is not None and progress.refusal is None,
     }
+
+
+def _check_quota(jobs: Jobs, settings: Settings, account: str) -> None:
+    """Refuse one job too many, and forget the oldest dropped ones: a day's loop leaves no pile of rows."""
+    known = settings.api.accounts.get(account)
+    if known is None:
+        return
+    found = jobs.get_jobs(dropped=True)
+    check_quota(account, "jobs", sum(job.live for job in found), known.jobs_max)
+    dropped = sorted((job for job in found if not job.live), key=lambda job: job.drop_at or 0)
+    jobs.log.forget([job.key for job in dropped[: max(0, len(dropped) - max(known.jobs_max, 1))]])
 
 
 def list_jobs(

@@ -15,7 +15,7 @@ from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
 from penstock.settings import ChangefeedSettings
 from penstock.targets import TenantRefused, TenantTargets, resolve_tenant_texts
 
-__all__ = ["Tenant", "TenantRefused", "check_feed", "check_job"]
+__all__ = ["Tenant", "TenantRefused", "check_feed", "check_job", "check_quota"]
 
 _WILD = frozenset("*?[]!")
 _SINK_REFUSED = frozenset({"spool-base-dir", "spool-disk-quota", "worker-count", "flush-concurrency"})
@@ -86,3 +86,12 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
             )
     info = spec.detail.consumer.model_copy(update={"options": options})
     check_tenant(tenant.targets, find_consumer(spec.consumer), info)
+
+
+def check_quota(account: str, what: str, count: int, most: int) -> None:
+    """Raise TenantRefused when an account has as many of something as it may have."""
+    if count >= most:
+        raise TenantRefused(
+            f"account {account} has {count} {what}, and may have {most} (api.accounts.{account}.{what}_max);"
+            " remove one, or ask an admin"
+        )

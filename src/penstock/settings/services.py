@@ -20,6 +20,10 @@ class AccountSettings(Frozen):
     """Give the account access to all databases, not only to its own."""
     targets: tuple[str, ...] = ()
     """URL prefixes that its changefeeds and jobs may write to, such as s3://lake/shop/. Admins: any."""
+    jobs_max: int = Field(1000, ge=0)
+    """Most jobs that it may have registered at a time. Admins: any number."""
+    changefeeds_max: int = Field(100, ge=0)
+    """Most changefeeds that it may have at a time. Admins: any number."""
     networks: tuple[str, ...] = ()
     """Networks that are not public in which hosts of these targets may be, such as 10.20.0.0/16."""
 
@@ -74,7 +78,9 @@ class ApiSettings(Frozen):
     rows_max: int = Field(100_000, ge=1)
     """Most rows of one response. Further requests get the rest."""
     readers: int = Field(4, ge=1, le=64)
-    """Reads, searches and comparisons to run at once. One account cannot take all; others must wait."""
+    """Reads, searches and comparisons to run at once. An account that runs none gets one more."""
+    reader_stall_s: float = Field(30, gt=0)
+    """Seconds after which a read is cut off whose client takes nothing of it."""
     search_s: float = Field(30, gt=0, le=3600)
     """Seconds after which a search is ended."""
     search_bytes: int = Field(2 << 30, ge=64 << 20)

@@ -74,5 +74,7 @@ def _search(
         columns=None if request.columns is None else tuple(request.columns),
         every=request.all,
     )
-    with state.readers.reading(caller.name):
-        return search_index(deployment, job_id, options, account=caller.account, run=state.searches.search)
+    with state.readers.reading(caller.name) as cost:
+        found = search_index(deployment, job_id, options, account=caller.account, run=state.searches.search)
+        cost.rows = len(found["rows"])
+        return found

@@ -215,13 +215,17 @@ def read_changes(
     request = ChangesRequest(from_ts=from_ts, to_ts=to_ts, columns=columns)
     rows_max = state.settings.api.rows_max
     with ExitStack() as closing:
-        closing.enter_context(state.readers.reading(caller.name))
+        cost = closing.enter_context(state.readers.reading(caller.name))
+        stall_s = state.settings.api.reader_stall_s
         if answer == "arrow":
-            changes = _arrow_answer(deployment, place, request, min(limit or rows_max, rows_max), closing)
+            changes = _arrow_answer(
+                deployment, place, request, min(limit or rows_max, rows_max), closing, stall_s
+            )
         else:
             changes = _json_answer(
-                deployment, place, request, skip, min(limit or _PAGE_ROWS, rows_max), closing
+                deployment, place, request, skip, min(limit or _PAGE_ROWS, rows_max), closing, stall_s
             )
+        closing.callback(lambda: setattr(cost, "nbytes", changes.sent))
         changes.closing = closing.pop_all()
         return changes
 
@@ -233,6 +237,7 @@ def _json_answer(
     skip: int,
     limit: int,
     closing: ExitStack,
+    stall_s: float,
 ) -> StreamedAnswer:
     enough = ReadLimit(rows=2 * (skip + limit))  # an update counts as two rows
     resolved = resolve_range(deployment, place, request, enough)
@@ -245,11 +250,16 @@ def _json_answer(
         skip=skip,
     )
     _, batches = _open_changes(place, resolved, request, closing)
-    return StreamedAnswer(json_page(bounds, batches), media_type="application/json")
+    return StreamedAnswer(json_page(bounds, batches), stall_s=stall_s, media_type="application/json")
 
 
 def _arrow_answer(
-    deployment: Deployment, place: TablePlace, request: ChangesRequest, limit: int, closing: ExitStack
+    deployment: Deployment,
+    place: TablePlace,
+    request: ChangesRequest,
+    limit: int,
+    closing: ExitStack,
+    stall_s: float,
 ) -> StreamedAnswer:
     resolved = resolve_range(deployment, place, request, ReadLimit(rows=limit))
     schema, batches = _open_changes(place, resolved, request, closing)
@@ -258,7 +268,7 @@ def _arrow_answer(
         "Penstock-To-Ts": str(resolved.end_ts),
         "Penstock-More": "true" if resolved.end_ts < resolved.to_ts else "false",
     }
-    return StreamedAnswer(arrow_stream(schema, batches), media_type=ARROW, headers=headers)
+    return StreamedAnswer(arrow_stream(schema, batches), stall_s=stall_s, media_type=ARROW, headers=headers)
 
 
 def _open_changes(

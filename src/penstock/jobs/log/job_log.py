@@ -170,9 +170,13 @@ class JobLog:
         ts, jobs = self.read_all()
         limit_ms = physical_ms(ts) - int(dropped_ttl_s * 1000)
         due = [job.key for job in jobs if job.drop_at is not None and job.drop_at <= limit_ms]
-        for start in range(0, len(due), _CHUNK_ROWS):
-            self._commit(partial(self._remove, due[start : start + _CHUNK_ROWS]))
+        self.forget(due)
         return len(due)
+
+    def forget(self, dropped: Sequence[JobKey]) -> None:
+        """Remove the rows of dropped jobs."""
+        for start in range(0, len(dropped), _CHUNK_ROWS):
+            self._commit(partial(self._remove, dropped[start : start + _CHUNK_ROWS]))
 
     def read_verified(self, keys: Iterable[JobKey]) -> dict[JobKey, bytes]:
         """Return what `note_verified` stored for these jobs."""
