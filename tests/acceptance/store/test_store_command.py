@@ -156,7 +156,7 @@ def test_a_bad_address_is_named(tmp_path: Path, refused: Refused) -> None:
         "--pd-addr", "localhost", "--data", str(tmp_path / "data")
     )
     assert "no-such-host.invalid:1 cannot be bound" in refused(
-        "--pd-addr", "no-such-host.invalid:1", "--data", str(tmp_path / "data")
+        "--pd-addr", "no-such-host.invalid:1", "--data", str(tmp_path / "data"), "--insecure"
     )
 
 
