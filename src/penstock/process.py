@@ -91,12 +91,29 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line of text: time level logger: message key=value ..."""
+    """One line of text: time level logger: message key=value ...
+
+    Names come from users: a line break or a terminal's escape in one is shown as it would be written in code.
+    The lines of a traceback are indented, so that none of them looks like a line of the log.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {key}={value}" for key, value in _facts(record).items())
         line = f"{_time(record)} {record.levelname:<7} {record.name}: {record.getMessage()}{facts}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        traceback = self.formatException(record.exc_info).split("\n") if record.exc_info else []
+        return "\n".join([printable(line), *(f"    {printable(below)}" for below in traceback)])
+
+
+# Line breaks, other controls of terminals, and marks that change the direction in which text is shown.
+_CONTROLS = {
+    *(*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),
+} - {ord("\t")}
+_SHOWN = {code: repr(chr(code))[1:-1] for code in _CONTROLS}
+
+
+def printable(text: str) -> str:
+    """Return a text of users for a line of a log or of a terminal: its control characters as escapes."""
+    return text.translate(_SHOWN)
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:

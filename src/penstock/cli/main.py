@@ -396,7 +396,7 @@ def main() -> None:
     try:
         app()
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print(f"penstock: {process.printable(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -1,6 +1,7 @@
 """What commands share: loading the settings, printing answers as JSON or as tables, sizes as text."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from penstock.process import printable
 
 if TYPE_CHECKING:
     from penstock.changefeeds.model import ChangefeedRecord
@@ -63,7 +66,8 @@ def print_feeds(feeds: "list[ChangefeedRecord]") -> None:
     table = Table("changefeed", "state", "checkpoint", "lag", "error")
     for feed in feeds:
         row = changefeed_summary(feed)
-        table.add_row(row["id"], row["state"], row["checkpoint_time"], f"{row['lag_s']} s", row["error"])
+        cells = (row["id"], row["state"], row["checkpoint_time"], f"{row['lag_s']} s", row["error"])
+        table.add_row(*(Text(_format_value(cell)) for cell in cells))
     Console().print(table)
 
 
@@ -76,7 +80,7 @@ def print_jobs(rows: list[dict[str, Any]]) -> None:
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
     """Print rows as a table, with the field names as headings."""
-    table = Table(*(_heading(name) for name in (rows[0] if rows else {})))
+    table = _table_of(map(_heading, rows[0] if rows else ()))
     for row in rows:
         table.add_row(*(Text(_format_value(value)) for value in row.values()))
     Console().print(table if rows else "none")
@@ -90,6 +94,14 @@ def print_facts(facts: dict[str, Any]) -> None:
     Console().print(table)
 
 
+def _table_of(names: Iterable[str]) -> Table:
+    """Return an empty table with these headings, which are shown as they are."""
+    table = Table()
+    for name in names:
+        table.add_column(Text(printable(name)))
+    return table
+
+
 def _format_verification(verified: dict[str, Any] | None) -> str:
     """Return the result of the last comparison of a target with its source, and when it ended."""
     if verified is None:
@@ -99,7 +111,7 @@ def _format_verification(verified: dict[str, Any] | None) -> str:
 
 
 def _heading(name: str) -> str:
-    return name.replace("_", " ")
+    return printable(name.replace("_", " "))
 
 
 def _format_value(value: Any) -> str:
@@ -111,13 +123,13 @@ def _format_value(value: Any) -> str:
         )
     if isinstance(value, list):
         return ", ".join(map(_format_value, value))
-    return str(value)
+    return printable(str(value))
 
 
 def print_search(answer: dict[str, Any]) -> None:
     """Print the rows that a search found, and below them how fresh they are."""
     rows = answer["rows"]
-    table = Table(*(rows[0] if rows else ()))
+    table = _table_of(rows[0] if rows else ())
     for row in rows:
         table.add_row(*(Text(_cut(str(cell))) for cell in row.values()))
     console = Console()
@@ -127,6 +139,7 @@ def print_search(answer: dict[str, Any]) -> None:
 
 
 def _cut(text: str) -> str:
+    text = printable(text)
     return text if len(text) <= _CELL_CHARS else f"{text[: _CELL_CHARS - 1]}…"
 
 

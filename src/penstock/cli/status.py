@@ -16,6 +16,7 @@ from penstock.control.overview.model import HeldBy, JobRow, Overview
 from penstock.control.overview.overview import overview_without_cluster, read_overview
 from penstock.control.part_states import PartKind, UpStates
 from penstock.errors import PenstockError, Unavailable
+from penstock.process import printable
 from penstock.settings import Settings
 
 __all__ = ["print_status", "render_overview", "watch_status", "with_local_store"]
@@ -217,8 +218,8 @@ def _problems(overview: Overview) -> RenderableType:
         return Text(f"no problems, {overview.now_time}", style="green")
     text = Text()
     for problem in overview.problems:
-        text.append(f"{problem.message}\n", style="bold red")
-        text.append(f"  {problem.remedy}\n")
+        text.append(f"{printable(problem.message)}\n", style="bold red")
+        text.append(f"  {printable(problem.remedy)}\n")
     more = overview.totals.problems - len(overview.problems)
     text.append(
         f"{overview.totals.problems} problems{f', {more} not shown' if more else ''}, {overview.now_time}"
@@ -238,7 +239,7 @@ def _table(
     for column in used:
         table.add_column(heads[column], overflow="fold")
     for row in lines:
-        cells = [Text(cell) for cell in row]
+        cells = [Text(printable(cell)) for cell in row]
         if state is not None:
             cells[state].stylize("green" if row[state] in _GOOD else "yellow")
         table.add_row(*(cells[column] for column in used))
@@ -246,7 +247,7 @@ def _table(
 
 
 def _format_holder(holder: HeldBy | None) -> str:
-    return "" if holder is None else f"{holder.kind.value} {holder.name}: {holder.detail}"
+    return "" if holder is None else printable(f"{holder.kind.value} {holder.name}: {holder.detail}")
 
 
 def _format_seconds(lag_s: float | None) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 from penstock.cli.output import print_json
 from penstock.control.deployment import open_deployment
 from penstock.control.verify import OnProgress, TargetReport, VerifyOptions, verify_targets
+from penstock.process import printable
 from penstock.settings import Settings
 
 __all__ = ["verify_and_print"]
@@ -44,7 +45,7 @@ def _progress(on_terminal: bool) -> Iterator[OnProgress]:
     with Console(stderr=True).status("") as status:
 
         def show(target: str, what: str, rows: int) -> None:
-            status.update(Text(f"{target} {what}{f': {rows:,} rows' if rows else ''}"))
+            status.update(Text(f"{printable(target)} {what}{f': {rows:,} rows' if rows else ''}"))
 
         yield show
 
@@ -57,7 +58,7 @@ def _print(reports: Sequence[TargetReport]) -> None:
         for row in rows:
             name = f"{report.target} {row['table']}" if "table" in row else report.target
             cells = [str(row.get(column, "")) for column in _COLUMNS]
-            table.add_row(Text(name), _format_result(row), *cells, Text(_format_note(row)))
+            table.add_row(Text(printable(name)), _format_result(row), *cells, Text(_format_note(row)))
     Console().print(table if reports else "there is nothing to compare")
 
 
@@ -67,4 +68,4 @@ def _format_result(row: dict[str, Any]) -> str:
 
 def _format_note(row: dict[str, Any]) -> str:
     notes = (row.get("error"), row.get("note"), *row.get("faults", ()))
-    return "; ".join(note for note in notes if note)
+    return printable("; ".join(note for note in notes if note))

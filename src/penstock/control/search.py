@@ -85,7 +85,7 @@ def parse_vector(text: str) -> list[float]:
     try:
         numbers = json.loads(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
         vector = [float(number) for number in numbers]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError, OverflowError):
         raise Invalid("--vector is not a list of numbers; write 0.1,0.2,0.3 or @file.json") from None
     if not vector:
         raise Invalid("--vector is empty; write 0.1,0.2,0.3 or @file.json")

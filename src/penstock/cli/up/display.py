@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock.control.part_states import PartKind, PartStatus, UpStates
+from penstock.process import printable
 from penstock.settings.network import read_token
 
 __all__ = [
@@ -145,7 +146,9 @@ class TerminalDisplay:
     def show_exit(self, part: PartStatus, wait_s: float, *, new_reason: bool) -> None:
         """Print the error; nothing when the reason is the same as before."""
         if new_reason:
-            line = f"[red]✗[/] {part.name:<12} {escape(part.error)}  [dim]restarts in {wait_s:g} s[/]"
+            line = (
+                f"[red]✗[/] {part.name:<12} {escape(printable(part.error))}  [dim]restarts in {wait_s:g} s[/]"
+            )
             self._console.print(line)
 
     def show_all_ready(self, states: UpStates, pd_addrs: tuple[str, ...]) -> None:
@@ -174,7 +177,7 @@ class TerminalDisplay:
 def mark_line(part: str, line: str, log_format: str) -> str:
     """Return a line of a part with the part's name: before a text line, as a field in a line of JSON."""
     if log_format != "json":
-        return f"{part:<11} | {line}"
+        return f"{part:<11} | {printable(line)}"
     name = json.dumps(part)
     if line.startswith('{"') and line.endswith("}"):
         return f'{{"part": {name}, {line[1:]}'

@@ -34,7 +34,7 @@ def main() -> None:
         threading.Thread(target=_stop_at_end_of_input, args=(config,), daemon=True).start()
         _serve(config.kind, config.settings)
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print(f"penstock: {process.printable(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -121,7 +121,7 @@ class Webhook(Consumer):
         text = self._watermark.send("GET", partial(self._sign, headers, b""), None, missing=b'{"to_ts": 0}')
         try:
             found = int(json.loads(text)["to_ts"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             found = -1
         if found < 0:
             raise Invalid('the server at watermark_url does not answer {"to_ts": "…"}; fix the server')

@@ -31,6 +31,8 @@ from penstock.eventstore.read.flight_client import (
     OPEN,
     STALE,
     FlightAccess,
+    read_number,
+    read_object_of_json,
     read_ticket,
     write_ticket,
 )
@@ -40,6 +42,7 @@ from penstock.eventstore.upkeep.merge import MergePlan, plan_tree, read_output
 
 PLANS_MAX = 64  # of one call
 _REMEMBERED_MAX = 1024
+_TABLE_ID_MAX = (1 << 63) - 1
 
 Action = Callable[[bytes], bytes]
 
@@ -96,7 +99,7 @@ class MergeActions:
 def table_id_in(body: bytes) -> int:
     """Return the table that an action is about; raise Invalid when the body names none."""
     try:
-        return int(json.loads(body)["table_id"])
+        return read_number(read_object_of_json(body)["table_id"], _TABLE_ID_MAX)
     except (ValueError, KeyError, TypeError) as error:
         raise Invalid('the body of the action needs {"table_id": n}') from error
 
@@ -119,6 +122,11 @@ def _as_flight_errors() -> Iterator[None]:
         raise flight.FlightInternalError(str(error), STALE + gone.encode()) from error
     except PenstockError as error:
         raise pa.ArrowInvalid(str(error)) from error
+    except (pa.ArrowException, flight.FlightError):
+        raise
+    except Exception as error:  # a mistake of ours: the caller learns that there was one, and no more
+        _log.exception("a Flight call failed")
+        raise flight.FlightInternalError("the call failed; the log of the capture says why") from error
 
 
 class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow ships no types

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import SecretStr
 
+from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.partition import CaptureProgress, ReadRange, Refusal, SchemaRange
@@ -25,7 +26,17 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.settings import CaptureSettings, TlsSettings
 from penstock.settings.network import is_loopback
 
-__all__ = ["CORRUPT", "OPEN", "STALE", "FlightAccess", "FlightReader", "read_ticket", "write_ticket"]
+__all__ = [
+    "CORRUPT",
+    "OPEN",
+    "STALE",
+    "FlightAccess",
+    "FlightReader",
+    "read_number",
+    "read_object_of_json",
+    "read_ticket",
+    "write_ticket",
+]
 
 
 _ANSWER_TIMEOUT_S = 30.0
@@ -191,22 +202,52 @@ def write_ticket(wanted: ReadRange) -> bytes:
     return json.dumps(tree, separators=(",", ":")).encode()
 
 
+_MESSAGE_BYTES_MAX = 1 << 20
+_INT_MAX = (1 << 63) - 1
+
+
+def read_object_of_json(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that a caller sent; raise ValueError for anything else, however it is broken."""
+    if len(data) > _MESSAGE_BYTES_MAX:
+        raise ValueError("too long")
+    try:
+        tree = json.loads(data)
+    except RecursionError as error:  # brackets within brackets, as nobody needs them
+        raise ValueError("nested too deeply") from error
+    if not isinstance(tree, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - one error for everything that is malformed
+    return tree
+
+
+def read_number(value: object, largest: int) -> int:
+    """Return a whole number from 0 to `largest`; raise ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
+        raise ValueError("not a number in range")
+    return value
+
+
+def _column_names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ValueError("not a list of names")
+    return tuple(value)
+
+
 def read_ticket(ticket: bytes) -> ReadRange:
     """Decode the range of a ticket; raise Invalid when the ticket has none."""
     try:
-        tree = json.loads(ticket)
+        tree = read_object_of_json(ticket)
         unknown = sorted(set(tree) - _RANGE_KEYS)
         wanted = ReadRange(
-            table_id=int(tree["table_id"]),
-            from_ts=int(tree["from_ts"]),
-            to_ts=int(tree["to_ts"]),
+            table_id=read_number(tree["table_id"], _INT_MAX),
+            from_ts=read_number(tree["from_ts"], TS_MAX),
+            to_ts=read_number(tree["to_ts"], TS_MAX),
             side=tree.get("side", "data"),
-            columns=tuple(tree.get("columns", ())),
+            columns=_column_names(tree.get("columns", ())),
             handle_from=base64.b64decode(tree.get("handle_from", ""), validate=True),
             handle_to=base64.b64decode(tree.get("handle_to", ""), validate=True),
             backfills=bool(tree.get("backfills", False)),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise Invalid("the ticket is no range; it needs table_id, from_ts and to_ts as JSON") from error
     if unknown:
         raise Invalid(

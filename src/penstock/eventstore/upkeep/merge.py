@@ -320,7 +320,7 @@ def read_output(body: bytes) -> tuple[str, MergeOutput]:
     try:
         tree = json.loads(body)
         return str(tree["plan_id"]), MergeOutput(_objects(tree["data"]), _objects(tree["tombstones"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
         raise Invalid(
             "the body of commit_merge needs plan_id, and data and tombstones as lists of objects"
         ) from error
