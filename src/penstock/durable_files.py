@@ -152,9 +152,12 @@ def open_plain(
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file and its folder for this user only; who writes the file then keeps its mode."""
+    """Create an empty file and its folder for this user only; who writes the file then keeps its mode.
+
+    Raises OSError when there is a symbolic link in its place: its target is not ours to write.
+    """
     make_private_folder(path.parent)
-    path.touch(PRIVATE_FILE)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_FILE))
 
 
 def keep_files_private() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.sinks.storage.cleanup import remove_empty_directories
-from penstock.durable_files import open_private, replace_file
-from penstock.errors import Unavailable
+from penstock.durable_files import create_private, open_private, replace_file
+from penstock.errors import Corrupt, Unavailable
+from penstock.eventstore.log.segments import read_segment
 from penstock.object_storage import STAGING_LOCK, ObjectStorage, open_storage
 
 
@@ -124,3 +125,17 @@ def test_lock_files_and_state_files_are_not_followed(tmp_path: Path, outside: Pa
     (tmp_path / "state.new").symlink_to(outside / "object")
     replace_file(tmp_path / "state", b"new")
     assert (outside / "object").read_bytes() == b"precious"
+    (tmp_path / "spill").symlink_to(outside / "made")
+    with pytest.raises(OSError, match="symbolic links"):
+        create_private(tmp_path / "spill")
+    assert not (outside / "made").exists()
+
+
+def test_a_log_segment_is_not_a_link(tmp_path: Path, outside: Path) -> None:
+    """The torn end of the last segment is cut off, and one without a header is removed."""
+    (outside / "object").write_bytes(b"torn")
+    path = tmp_path / "00000001.wal"
+    path.symlink_to(outside / "object")
+    with pytest.raises(Corrupt, match="is a symbolic link"):
+        read_segment(path, 1, last=True)
+    assert (outside / "object").read_bytes() == b"torn"

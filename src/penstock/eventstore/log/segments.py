@@ -90,6 +90,8 @@ def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], i
     The torn end of the last segment is cut off. On return the disk has what is returned: the process that
     wrote it may have been killed before it could sync it. Raises Corrupt for any other damage.
     """
+    if path.is_symlink():
+        raise Corrupt(f"log segment {path} is a symbolic link; put the file itself in its place")
     data = map_file(path)
     if not frames.has_segment_header(data, number):
         if not last:
