@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import metrics
+from penstock.api.audit import record_request
 from penstock.api.errors import ProblemError, answer_failure, answer_refusal
 from penstock.clock import SYSTEM, Clock
 from penstock.jobs.usage import Usage
@@ -198,6 +199,7 @@ class RequestLog:
         route = getattr(scope.get("route"), "path", "none")
         metrics.API_REQUESTS_TOTAL.labels(method, route, str(status)).inc()
         metrics.API_REQUEST_SECONDS.labels(route).observe(seconds)
+        record_request(scope, status)
         caller = scope.get("state", {}).get("caller")
         _log.info(
             "request",

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Response
 
+from penstock.api.audit import NameObject
 from penstock.api.deployment import PREFIX, Deployed, SharedState
 from penstock.api.errors import problem_responses
 from penstock.api.models import (
@@ -61,8 +62,11 @@ def list_jobs(deployment: Deployed, caller: Authenticated, state: StateFilter = 
 @api.post(
     "", status_code=201, response_model=JobDetail, responses=problem_responses(*_ALWAYS, 403, 404, 409, 413)
 )
-def register_job(request: NewJob, deployment: Deployed, caller: Authenticated) -> dict[str, Any]:
+def register_job(
+    request: NewJob, deployment: Deployed, caller: Authenticated, name_object: NameObject
+) -> dict[str, Any]:
     """Register a job. It first copies all rows of its table, then applies the changes."""
+    name_object(request.job)
     job_id = JobId.parse(request.job)
     find_table(deployment, job_id.table_name, account=caller.account)
     _check_tenant(deployment, caller, request.spec)
