@@ -140,6 +140,17 @@ class Notifier:
             await self._next.wait()
 
 
+async def call_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a blocking call in a thread of its own; for calls of targets, which may take very long.
+
+    The pool of `asyncio.to_thread` is small and is everybody's: the targets of one account could fill it.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="penstock-call")
+    called = pool.submit(function, *args, **kwargs)
+    pool.shutdown(wait=False)
+    return await asyncio.wrap_future(called)
+
+
 class ThreadRunner:
     """Runs blocking calls beside the event loop, at most `count` at a time.
 

@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError
+from penstock.eventloop import call_in_thread
 from penstock.jobs.consumer import Consumer, DataRetriever, find_consumer
 from penstock.jobs.iteration.consumer_run import AbandonedConsumers
 from penstock.jobs.job import ErrorCode, JobId
@@ -276,3 +277,16 @@ def test_a_consumer_of_a_database_that_never_answers_ends_when_it_is_interrupted
         with pytest.raises(PenstockError):
             waiting.result(30)
         consumer.close()
+
+
+async def test_calls_of_targets_that_never_return_hold_no_thread_that_others_need() -> None:
+    """Changefeeds call their storage so; the pool of `asyncio.to_thread` has a few threads for all."""
+    stop = threading.Event()
+    hanging = [asyncio.create_task(call_in_thread(stop.wait)) for _ in range(50)]
+    try:
+        await SYSTEM.sleep(0)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 20) == 7
+        assert await asyncio.wait_for(call_in_thread(lambda: 8), 20) == 8
+    finally:
+        stop.set()
+    assert all(await asyncio.gather(*hanging))

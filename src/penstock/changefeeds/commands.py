@@ -1,6 +1,5 @@
 """What people do with changefeeds: create, pause, resume and update what is stored of them."""
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +24,7 @@ from penstock.changefeeds.sinks.storage.remote_files import check_unused
 from penstock.changefeeds.store import ChangefeedStore, Check
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Invalid, Unavailable
+from penstock.eventloop import call_in_thread
 from penstock.settings import ChangefeedSettings, parse_changefeed
 
 _ENDED = frozenset({ChangefeedState.STOPPED, ChangefeedState.FAILED, ChangefeedState.FINISHED})
@@ -232,7 +232,7 @@ async def _check_target_unused(options: SinkOptions) -> None:
         with suppress(Unavailable, Denied):
             check_unused(target)
 
-    await asyncio.to_thread(check)
+    await call_in_thread(check)
 
 
 def _check_file_options(record: ChangefeedRecord, updated: ChangefeedSettings) -> None:

@@ -13,6 +13,7 @@ from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.changes.limits import ReadLimit
 from penstock.clock import Clock
 from penstock.errors import Invalid, StaleRead, Unavailable
+from penstock.eventloop import call_in_thread
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.follow.source import SliceSource
@@ -142,7 +143,7 @@ class _Resumption:
             await self._wait_for_ddls(from_ts)
             begun = [record for record in await self.progress.dispatchers() if record.begin.ts <= from_ts]
             self._check_history(begun, self.source.tables(from_ts), from_ts)
-            await asyncio.to_thread(self.files.check_unused)
+            await call_in_thread(self.files.check_unused)
         await self.progress.begin_at(self.files.location, is_new=is_known)
 
     async def _wait_for_ddls(self, ts: int) -> None:
@@ -269,7 +270,7 @@ class _Resumption:
         async def repair(file: PendingFile) -> tuple[str, Position | None]:
             async with room:
                 self.files.forget(file.dispatcher_id)
-                return file.dispatcher_id, await asyncio.to_thread(self.files.repair, file)
+                return file.dispatcher_id, await call_in_thread(self.files.repair, file)
 
         return await asyncio.gather(*map(repair, pending))
 

@@ -14,6 +14,7 @@ from penstock.changefeeds.resume import ChangefeedOptions, RestoredProgress, wit
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import Clock, physical_ms
 from penstock.errors import Invalid, PenstockError
+from penstock.eventloop import call_in_thread
 from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 
@@ -371,7 +372,7 @@ class ChangefeedRun:
         for ts in (self.kept_ts, self.checkpoint_ts) if self._is_publishing else (self.checkpoint_ts,):
             await self._progress.keep_checkpoint(ts)
             self.kept_ts = ts
-            await asyncio.to_thread(self._files.write_checkpoint, ts)
+            await call_in_thread(self._files.write_checkpoint, ts)
 
     async def _keep_checkpoint_at_pause(self) -> None:
         try:

@@ -18,6 +18,7 @@ from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.changefeeds.store import ChangefeedStore, LeasedProgress
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
+from penstock.eventloop import call_in_thread
 from penstock.follow.follower import SliceFollower
 from penstock.secret_references import UnresolvedReference
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
@@ -185,7 +186,7 @@ class _RunningChangefeed:
             options = sink_options(settings)
             run_options = changefeed_options(info, settings)
             if tenant is not None:  # links and settings may have changed since it was created
-                await asyncio.to_thread(tenant.check, feed_target(options))
+                await call_in_thread(tenant.check, feed_target(options))
             target = options.target.open()
             source = await SliceFollower.connect(
                 self._settings,

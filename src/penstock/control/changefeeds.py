@@ -5,7 +5,6 @@ means all of them. A changefeed that does not exist, or belongs to another accou
 """
 
 import logging
-import threading
 from typing import Any
 
 from penstock import eventloop
@@ -15,7 +14,7 @@ from penstock.changefeeds.sink_uri import mask_uri
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.display import format_ms, format_ts
-from penstock.control.tenancy import check_quota
+from penstock.control.tenancy import QuotaLocks, check_quota
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.holds import ClusterHold
 from penstock.settings import ChangefeedSettings, parse_changefeed
@@ -23,8 +22,7 @@ from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 _log = logging.getLogger(__name__)
 
-_CREATING = threading.Lock()
-"""Held from counting the changefeeds of an account to adding one, so that two requests do not both fit."""
+_CREATING = QuotaLocks()
 _MASKED = {"sink": "***", "storage_options": "***"}
 
 
@@ -67,7 +65,7 @@ def create_changefeed(
 
     Raises TenantRefused when the account has as many changefeeds as it may have.
     """
-    with _CREATING:
+    with _CREATING.of(account):
         known = None if account is None else deployment.settings.api.accounts.get(account)
         if account is not None and known is not None:
             count = len(list_changefeeds(deployment, account=account))

@@ -4,7 +4,6 @@ The first functions work on `Jobs` in a transaction; `register_job`, `list_jobs`
 deployment and return JSON views.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from penstock.clock import SYSTEM
 from penstock.control import job_views
 from penstock.control.deployment import Deployment
 from penstock.control.display import format_ts
-from penstock.control.tenancy import check_quota
+from penstock.control.tenancy import QuotaLocks, check_quota
 from penstock.control.verify import read_last_results
 from penstock.durations import parse_duration
 from penstock.errors import AlreadyExists, Invalid, PenstockError
@@ -161,8 +160,7 @@ def _schema(jobs: Jobs, job_id: JobId) -> SchemaVersion:
     return SchemaVersion(since_ts=0, version=0, table=table, database=job_id.database)
 
 
-_REGISTERING = threading.Lock()
-"""Held from counting the jobs of an account to adding one, so that two requests do not both fit."""
+_REGISTERING = QuotaLocks()
 
 
 def register_job(
@@ -173,7 +171,7 @@ def register_job(
     Raises TenantRefused when the account has as many jobs as it may have.
     """
     jobs = deployment.jobs(account)
-    with _REGISTERING:
+    with _REGISTERING.of(account):
         if account is not None:
             _check_quota(jobs, deployment.settings, account)
         job = add_job(jobs, deployment.settings, job_id, spec)

@@ -5,7 +5,10 @@ name no code, no file of the machine, and no address but those below the account
 checked again where they are used, by `penstock.targets`.
 """
 
+import threading
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from penstock.changefeeds.sink_uri import split_uri
@@ -15,7 +18,7 @@ from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
 from penstock.settings import ChangefeedSettings
 from penstock.targets import TenantRefused, TenantTargets, resolve_tenant_texts
 
-__all__ = ["Tenant", "TenantRefused", "check_feed", "check_job", "check_quota"]
+__all__ = ["QuotaLocks", "Tenant", "TenantRefused", "check_feed", "check_job", "check_quota"]
 
 _WILD = frozenset("*?[]!")
 _SINK_REFUSED = frozenset({"spool-base-dir", "spool-disk-quota", "worker-count", "flush-concurrency"})
@@ -86,6 +89,20 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
             )
     info = spec.detail.consumer.model_copy(update={"options": options})
     check_tenant(tenant.targets, find_consumer(spec.consumer), info)
+
+
+class QuotaLocks:
+    """A lock for each account, held from counting what it has to adding one, so that two do not both fit.
+
+    One account never waits for another: what it adds may be checked against a target that does not answer.
+    """
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def of(self, account: str | None) -> AbstractContextManager[object]:
+        """Return the lock of an account; an admin has no quota, and waits for nobody."""
+        return nullcontext() if account is None else self._locks[account]
 
 
 def check_quota(account: str, what: str, count: int, most: int) -> None:

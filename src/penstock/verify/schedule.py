@@ -33,6 +33,9 @@ _log = logging.getLogger(__name__)
 _POLL_S = 5.0
 _END_S = 10.0  # for a comparison to end after the runner
 _NICENESS = 10
+_LOOK_S = 1.0  # between looks whether a comparison proceeds
+_PATIENCE = 4
+"""How many times `jobs.stall_s` a comparison may take for a batch: it sorts what does not fit in memory."""
 
 
 class DueVerification(NamedTuple):
@@ -70,14 +73,17 @@ def verify_on_schedule(
     """Return the side task of a runner that verifies targets on schedule."""
     jobs = Jobs(log.client, catalog=log.catalog)
     targets, results = TargetVerification(jobs, source, settings), VerificationResults(log)
-    return lambda board, lease: ScheduledVerification(board, lease, targets, results).run()
+    stall_s = _PATIENCE * settings.jobs.stall_s
+    return lambda board, lease: ScheduledVerification(board, lease, targets, results, stall_s=stall_s).run()
 
 
 class ScheduledVerification:
     """Compares the targets that are due, for as long as the lease is held. A difference does not change the
     job.
 
-    Comparisons have a thread of their own with a lower priority, so that they delay no iteration.
+    Comparisons have a thread of their own with a lower priority, so that they delay no iteration. One that
+    does not proceed for `stall_s` is given up: a target that never answers does not keep the targets of
+    others from being compared, and is not compared again before that thread has returned.
     """
 
     def __init__(
@@ -87,31 +93,33 @@ class ScheduledVerification:
         targets: TargetVerification,
         results: VerificationResults,
         *,
+        stall_s: float = 3600.0,
         clock: Clock = SYSTEM,
     ) -> None:
         self._board = board
         self._lease = lease
         self._targets = targets
         self._results = results
+        self._stall_s = stall_s
         self._clock = clock
         self._last: dict[JobKey, LastVerification] = {}
+        self._given_up: set[JobKey] = set()  # jobs whose comparisons have not returned
         self._measured: set[str] = set()  # jobs whose differences the metric shows
 
     async def run(self) -> None:
         """Compare until it is cancelled; a comparison that runs then is given up."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-verify", initializer=_lower_priority)
         try:
             await self._read_last_results()
             while True:
                 self._remove_old_metrics()
-                due = next_due((tracked.job for tracked in self._board), self._last)
+                jobs = [tracked.job for tracked in self._board if tracked.job.key not in self._given_up]
+                due = next_due(jobs, self._last)
                 wait_s = _POLL_S if due is None else (due.at_ms - self._clock.wall_ms()) / 1000
                 if due is None or wait_s > 0 or self._lease.lapsed:
                     await self._clock.sleep(min(max(wait_s, 0.1), _POLL_S))
                     continue
-                await self._compare(due.job, thread)
+                await self._compare(due.job)
         finally:
-            thread.shutdown(wait=False, cancel_futures=True)
             self._remove_metrics(set(self._measured))
 
     async def _read_last_results(self) -> None:
@@ -128,30 +136,42 @@ class ScheduledVerification:
         for key, last in self._last.items():
             self._set_metric(jobs[key], last)
 
-    async def _compare(self, job: Job, thread: ThreadPoolExecutor) -> None:
-        stopped = threading.Event()
+    async def _compare(self, job: Job) -> None:
+        comparison = _Comparison(self._clock, self._lease)
         began = self._clock.monotonic()
-        loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(thread, self._verify, job, stopped)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-verify", initializer=_lower_priority)
+        running = asyncio.get_running_loop().run_in_executor(thread, self._verify, job, comparison)
+        thread.shutdown(wait=False)
         try:
-            result = await asyncio.shield(running)
+            result = await self._wait_for(running, job, comparison)
         except asyncio.CancelledError:
-            stopped.set()
+            comparison.stopped.set()
             await asyncio.wait([running], timeout=_END_S)
             raise
         JOBS_VERIFY_SECONDS.observe(self._clock.monotonic() - began)
         self._last[job.key] = result
         await self._keep_result(job, result)
 
-    def _verify(self, job: Job, stopped: threading.Event) -> LastVerification:
+    async def _wait_for(
+        self, running: "asyncio.Future[LastVerification]", job: Job, comparison: "_Comparison"
+    ) -> LastVerification:
+        """Return the result of a comparison; give it up when it does not proceed."""
+        while not (await asyncio.wait([running], timeout=_LOOK_S))[0]:
+            if self._clock.monotonic() < comparison.proceeded_at + self._stall_s:
+                continue
+            comparison.stopped.set()
+            self._given_up.add(job.key)
+            running.add_done_callback(lambda _: self._given_up.discard(job.key))
+            error = (
+                f"it did not proceed for {self._stall_s:g} s ({_PATIENCE} x jobs.stall_s); check the target"
+            )
+            return LastVerification(ended_ms=self._clock.wall_ms(), error=error)
+        return running.result()
+
+    def _verify(self, job: Job, comparison: "_Comparison") -> LastVerification:
         """Compare a target; a failure is a result too."""
-
-        def proceed() -> None:
-            if stopped.is_set() or self._lease.lapsed:
-                raise Unavailable("this process does not run the jobs any more")
-
         try:
-            report = self._targets.verify(job.id, proceed=proceed)
+            report = self._targets.verify(job.id, proceed=comparison.proceed)
         except PenstockError as error:
             return LastVerification(ended_ms=self._clock.wall_ms(), error=str(error))
         except Exception as error:  # noqa: BLE001 - any consumer's code; its message may show values
@@ -191,6 +211,22 @@ class ScheduledVerification:
         for name in names:
             JOBS_DIFFERENCES.remove(name)
         self._measured -= names
+
+
+class _Comparison:
+    """A comparison that runs: when it last proceeded, and whether it should stop."""
+
+    def __init__(self, clock: Clock, lease: RunnerLease) -> None:
+        self._clock = clock
+        self._lease = lease
+        self.stopped = threading.Event()
+        self.proceeded_at = clock.monotonic()
+
+    def proceed(self) -> None:
+        """Record progress; raise Unavailable when the comparison is to end."""
+        self.proceeded_at = self._clock.monotonic()
+        if self.stopped.is_set() or self._lease.lapsed:
+            raise Unavailable("this process does not run the jobs any more")
 
 
 def _lower_priority() -> None:

@@ -251,6 +251,30 @@ async def test_a_comparison_ends_soon_after_its_runner() -> None:
     assert not stage.verifier.noted
 
 
+async def test_a_target_that_never_answers_does_not_keep_others_from_being_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.verify.schedule._LOOK_S", 0.01)
+    stage = Stage(job("a"), job("b"))
+    asked: list[str] = []
+    go_on = threading.Event()
+
+    def deaf(of: Job, _proceed: Callable[[], None]) -> TargetVerifyReport:
+        asked.append(of.key.job_name)
+        assert go_on.wait(20)
+        return report(of)
+
+    stage.verifier.finds["a"] = deaf
+    async with stage.running():
+        await stage.until(lambda: [name for name, _, _ in stage.verifier.noted].count("b") >= 3, step_s=60)
+        failed = [found for found in stage.verifier.noted if found[0] == "a"]
+        assert len(failed) == 1
+        assert "did not proceed" in failed[0][2]
+        assert asked == ["a"], "it is not compared again while that has not returned"
+        go_on.set()
+        await stage.until(lambda: len(asked) >= 2, step_s=60)
+
+
 async def test_nothing_is_compared_while_the_lease_may_be_lost_and_nothing_noted_after() -> None:
     stage = Stage(job("a"))
     stage.lease.lapsed = True

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Response
 
 from penstock.api.audit import NameObject
-from penstock.api.deployment import PREFIX, Deployed
+from penstock.api.deployment import PREFIX, Deployed, SharedState
 from penstock.api.errors import problem_responses
 from penstock.api.models import ChangefeedDetail, ChangefeedModel, ChangefeedPatch, FeedId, NewChangefeed
 from penstock.api.security import Authenticated, Caller
@@ -41,13 +41,18 @@ def list_changefeeds(deployment: Deployed, caller: Authenticated) -> list[dict[s
     "", status_code=201, response_model=ChangefeedDetail, responses=problem_responses(*_ALWAYS, 403, 409, 413)
 )
 def create_changefeed(
-    request: NewChangefeed, deployment: Deployed, caller: Authenticated, name_object: NameObject
+    request: NewChangefeed,
+    deployment: Deployed,
+    caller: Authenticated,
+    state: SharedState,
+    name_object: NameObject,
 ) -> dict[str, Any]:
     """Create a changefeed."""
     name_object(request.id)
     settings = request.settings
     _check_tenant(deployment, caller, settings)
-    feed = control_changefeeds.create_changefeed(deployment, request.id, settings, account=caller.account)
+    with state.readers.reading(caller.name):  # it looks into its sink, which may not answer
+        feed = control_changefeeds.create_changefeed(deployment, request.id, settings, account=caller.account)
     return changefeed_details(feed)
 
 

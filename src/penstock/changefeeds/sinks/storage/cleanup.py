@@ -1,6 +1,5 @@
 """Removes expired data files by a cron spec: which files have expired, and the task that deletes them."""
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.changefeeds.sinks.storage.layout import NUMBER_DIGITS_MIN
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.clock import SYSTEM, Clock, physical_ms
+from penstock.eventloop import call_in_thread
 from penstock.object_storage import STAGING, ObjectStorage, StoredObject
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class FileCleanup:
         while True:
             await self._sleep_until(self._options.file_cleanup_cron_spec.next_ms(self._clock.wall_ms()))
             try:
-                removed = await asyncio.to_thread(self.clean)
+                removed = await call_in_thread(self.clean)
             except Exception as error:  # noqa: BLE001 - nobody awaits this task, so it must survive any failure
                 facts = {"error": f"{type(error).__name__}: {error}"}
                 _log.warning("expired files could not all be removed", extra=facts)
