@@ -34,7 +34,7 @@ from penstock.durable_files import (
     sync_data,
     sync_folder,
 )
-from penstock.errors import Denied, Invalid, Unavailable
+from penstock.errors import Corrupt, Denied, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, UpdateVersion
@@ -325,7 +325,7 @@ class LocalStorage(ObjectStorage):
     def open(self, path: str) -> pa.NativeFile:
         with self._failures("open", path):
             try:
-                return pa.OSFile(str(self._folder / path))
+                return pa.OSFile(str(self._locate(path)))
             except FileNotFoundError as error:
                 raise Unavailable(_not_there(path, self.url)) from error
 
@@ -356,7 +356,7 @@ class LocalStorage(ObjectStorage):
 
     def delete(self, path: str) -> None:
         with self._failures("delete", path):
-            target = self._folder / path
+            target = self._locate(path)
             self._check_inside(target.parent)
             with suppress(FileNotFoundError):  # the folder of the object may not exist either
                 target.unlink(missing_ok=True)
@@ -436,8 +436,20 @@ class LocalStorage(ObjectStorage):
                 " Penstock if the whole directory was moved"
             )
 
-    def _prepare(self, path: str) -> Path:
+    def _locate(self, path: str) -> Path:
+        """Return the file of an object; raise Corrupt for one outside, which a forged manifest may name.
+
+        Other kinds of storage refuse such a path themselves.
+        """
         target = self._folder / path
+        if ".." in target.parts or not target.is_relative_to(self._folder):
+            raise Corrupt(
+                f"an object of {self.url} refers to {path}, which is outside; restore or rebuild it"
+            )
+        return target
+
+    def _prepare(self, path: str) -> Path:
+        target = self._locate(path)
         self._make_folder(target.parent)
         return target
 

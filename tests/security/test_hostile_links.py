@@ -139,3 +139,23 @@ def test_a_log_segment_is_not_a_link(tmp_path: Path, outside: Path) -> None:
     with pytest.raises(Corrupt, match="is a symbolic link"):
         read_segment(path, 1, last=True)
     assert (outside / "object").read_bytes() == b"torn"
+
+
+@pytest.mark.parametrize("path", ["../outside/object", "table/../../outside/object", "OUTSIDE/object"])
+def test_no_path_leads_out_of_a_directory(
+    tmp_path: Path, outside: Path, storage: ObjectStorage, path: str
+) -> None:
+    """Paths come from manifests and logs of tables, which others may have written."""
+    hostile = path.replace("OUTSIDE", str(outside))
+    changes: list[Callable[[], object]] = [
+        lambda: storage.open(hostile),
+        lambda: storage.delete(hostile),
+        lambda: storage.write(hostile, b"new"),
+        lambda: storage.create(f"{hostile}-2", b"new"),
+    ]
+    before = content(outside)
+    for change in changes:
+        with pytest.raises(Corrupt, match="outside"):
+            change()
+    assert content(outside) == before
+    assert not (tmp_path / "object-2").exists()

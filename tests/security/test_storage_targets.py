@@ -1,5 +1,6 @@
 """A tenant's storage options and URIs cannot lead to another host, bucket or folder."""
 
+import json
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,12 +8,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import lance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.consumers.lake.parquet import ParquetCopy
 from penstock.control.tenancy import Tenant, TenantRefused, check_feed
-from penstock.errors import Invalid
+from penstock.errors import Corrupt, Invalid
 from penstock.jobs.consumer import Consumer, JobContext, open_consumer
 from penstock.settings import ChangefeedSettings
 from penstock.tables.define import define_table
@@ -225,3 +228,31 @@ def test_a_prefix_may_itself_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "ann").symlink_to(tmp_path / "disk")
     use(context(tmp_path, "parquet", f"file://{tmp_path}/ann/copy", f"file://{tmp_path}/ann"))
+
+
+def test_a_forged_manifest_of_a_copy_reads_nothing_elsewhere(tmp_path: Path) -> None:
+    own, other = tmp_path / "ann", tmp_path / "bob"
+    job = context(tmp_path, "parquet", f"file://{own}/copy", f"file://{own}")
+    copy_of(job)
+    copy_of(context(tmp_path, "parquet", f"file://{other}/copy", f"file://{other}"))
+    stolen = next((other / "copy" / "data").rglob("*.parquet"))
+    manifest = own / "copy" / "_penstock.json"
+    for path in (str(stolen), f"../../bob/copy/{stolen.relative_to(other / 'copy')}"):
+        tree = json.loads(manifest.read_text())
+        tree["files"][0]["path"] = path
+        manifest.write_text(json.dumps(tree))
+        consumer = open_consumer(job)
+        assert isinstance(consumer, ParquetCopy)
+        at_ts = consumer.committed_ts()
+        with pytest.raises(Corrupt, match="outside"):
+            list(consumer.present(at_ts))
+        consumer.close()
+
+
+def test_an_index_that_refers_to_another_dataset_is_not_read(tmp_path: Path) -> None:
+    own, other = tmp_path / "ann", tmp_path / "bob"
+    copy_of(context(tmp_path, "fulltext", f"file://{other}/index", f"file://{other}"))
+    own.mkdir()
+    lance.dataset(f"{other}/index").shallow_clone(str(own / "index"), reference=None)
+    with pytest.raises(Invalid, match="files at other places"):
+        use(context(tmp_path, "fulltext", f"file://{own}/index", f"file://{own}"))

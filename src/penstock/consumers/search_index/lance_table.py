@@ -337,6 +337,11 @@ class LanceTable:
         return self._read_version(dataset)
 
     def _read_version(self, dataset: LanceDataset) -> IndexVersion:
+        if dataset.base_paths():  # whoever can write here could have our credentials read there
+            raise Invalid(
+                f"the dataset at {self.uri} has files at other places, so Penstock did not write it; name"
+                " another"
+            )
         fragments = dataset.get_fragments() if MARKER in dataset.schema.names else []
         # The marker is nearly always alone in one of the newest fragments; if not, all are searched.
         likely = [fragment for fragment in reversed(fragments) if fragment.metadata.physical_rows == 1]
