@@ -15,6 +15,7 @@ from penstock.control.search_workers import SearchWorkers
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import Settings
 from penstock.tables.define import define_table
+from penstock.testing.clock import ManualClock
 from support.apiworld import TOKENS, ApiWorld, api_world, blocking
 from support.indexworld import IndexWorld
 
@@ -133,6 +134,20 @@ def test_a_search_that_needs_too_much_memory_is_ended(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match=r"api\.search_bytes"):
             workers.search(world.job(), "green", k=200)
         assert workers.search(world.job(), "green", columns=["id"], k=200).rows.num_rows == 200
+    finally:
+        workers.close()
+
+
+def test_a_burst_of_searches_leaves_one_process_for_those_that_follow(books: IndexWorld) -> None:
+    clock = ManualClock()
+    workers = SearchWorkers(_settings(), count=3, clock=clock)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            found = list(threads.map(lambda _: workers.search(books.job(), "green"), range(12)))
+        assert {result.rows.num_rows for result in found} == {9}
+        clock.advance(61)
+        workers.search(books.job(), "green")
+        assert len(workers.pids) == 1
     finally:
         workers.close()
 

@@ -40,6 +40,8 @@ _START_S = 60.0
 _LENGTH = struct.Struct(">Q")
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
+_IDLE_S = 60.0
+"""Seconds after which a process that was not needed beside the others is ended."""
 _ALARM_S = 5.0
 """Seconds after its deadline at which a process ends itself: nobody else has, so its starter is gone."""
 _ANSWERED = ("Denied", "NotFound", "Invalid", "Unavailable", "Corrupt", "Fenced")
@@ -53,7 +55,7 @@ class _Broken(Exception):
 class SearchWorkers:
     """At most `count` processes that answer searches; each is started when a search finds none free.
 
-    Thread-safe. `close` ends them all.
+    One that was not needed for a while is ended when another search ends. Thread-safe. `close` ends them all.
     """
 
     def __init__(self, settings: Settings, *, count: int, clock: Clock = SYSTEM) -> None:
@@ -163,14 +165,17 @@ class SearchWorkers:
 
     def _put(self, worker: "_Worker", *, keep: bool) -> None:
         with self._changed:
-            keep = keep and not self._closed
-            if keep:
+            if keep and not self._closed:
+                worker.idle_at = self._clock.monotonic()
                 self._idle.append(worker)
-            else:
-                self._all.discard(worker)
+            ended = set() if worker in self._idle else {worker}
+            # The last one is used first, so those before it are the ones that nobody needed for a while.
+            ended |= {idle for idle in self._idle[:-1] if self._clock.monotonic() > idle.idle_at + _IDLE_S}
+            self._idle = [idle for idle in self._idle if idle not in ended]
+            self._all -= ended
             self._changed.notify()
-        if not keep:
-            worker.end()
+        for unneeded in ended:
+            unneeded.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +211,7 @@ class _Worker:
         """Start it and wait until it is warm; raise OSError or _Broken when that fails."""
         self._socket, theirs = socket.socketpair()
         self._answer_max = settings.api.search_bytes
+        self.idle_at = 0.0
         with theirs:
             # -P: what lies in the working directory is not imported. Native libraries write what they like
             # to standard error, values of rows among it, so nobody reads that.
