@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -290,3 +293,48 @@ async def test_calls_of_targets_that_never_return_hold_no_thread_that_others_nee
     finally:
         stop.set()
     assert all(await asyncio.gather(*hanging))
+
+
+_DEAF = """
+import threading
+from penstock.jobs.consumer import Consumer
+
+class Deaf(Consumer):
+    def consume(self, data):
+        threading.Event().wait()
+"""
+
+
+@pytest.mark.timeout(180)
+async def test_the_process_of_a_worn_out_runner_ends_although_its_consumers_do_not(tmp_path: Path) -> None:
+    """So that `penstock up`, or another supervisor, starts it again."""
+    (tmp_path / "deafness.py").write_text(_DEAF)
+    async with job_world(tmp_path / "world") as world:
+        await _make_database(world, "ann", 2)
+        for number in range(2):
+            await world.register(f"of_ann.t{number}/deaf", consumer="deafness:Deaf")
+        config = tmp_path / "penstock.yaml"
+        capture = {"storage": world.settings.capture.storage, "data": str(tmp_path / "none")}
+        jobs = {
+            "data": str(tmp_path / "jobs"),
+            "stall_s": 0.5,
+            "abandoned_max": 1,
+            "allowed_code": ["deafness"],
+        }
+        config.write_text(
+            json.dumps({"pd_addrs": list(world.settings.pd_addrs), "capture": capture, "jobs": jobs})
+        )
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock.cli.main", "job", "run", "--config", str(config)),
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, told = await asyncio.wait_for(process.communicate(), 150)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    assert process.returncode == 2, told.decode()
+    assert "penstock: more than 1 consumers do not return" in told.decode().splitlines()[-1]
