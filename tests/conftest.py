@@ -70,6 +70,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _secrets_have_a_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let all deployments of tests, also those in other processes, seal secrets with one key."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_SEAL_KEY", str(tmp_path_factory.mktemp("secrets") / "seal.key"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _logs_are_nobodys() -> Iterator[None]:
     """Commands that run in this process send logs to a stream that is closed when their test has ended."""

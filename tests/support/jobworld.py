@@ -27,7 +27,7 @@ from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.jobs.log.log_feed import LogFeed
-from penstock.jobs.runner.lease_term import SideTask
+from penstock.jobs.runner.lease_term import SideTask, seal_options
 from penstock.jobs.runner.runner import JobRunner
 from penstock.jobs.runner.seams import OnEnd
 from penstock.jobs.scheduler.scheduler import Scheduler
@@ -224,7 +224,11 @@ class JobWorld:
             feed=LogFeed(log, self.settings),
             source=self.source,
             open_scheduler=open_scheduler,
-            side_tasks=[verify_on_schedule(log, self.source, self.settings), *side_tasks],
+            side_tasks=[
+                verify_on_schedule(log, self.source, self.settings),
+                seal_options(log),
+                *side_tasks,
+            ],
         )
         running = asyncio.create_task(runner.run(), name="penstock-test-runner")
         try:

@@ -15,6 +15,8 @@ from typing import Any, Protocol, Self
 from penstock.clock import physical_ms
 from penstock.errors import Corrupt, Invalid
 from penstock.follow.slices import Position, TableSpan
+from penstock.secret_keys import Keyring
+from penstock.secret_references import escape_references
 
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARS_MAX = 128
@@ -59,36 +61,80 @@ class ChangefeedInfo:
         """The position at which every table that exists at the start begins."""
         return Position(self.start_ts, b"") if self.snapshot else Position(self.start_ts)
 
-    def to_json(self) -> bytes:
-        """Return the stored form."""
+    def to_json(self, keys: Keyring) -> bytes:
+        """Return the stored form, in which the sink is sealed; raise MissingKey when it cannot be sealed."""
+        settings, secrets = _split_secrets(self.settings)
+        previous, former = (
+            (None, None) if self.previous_settings is None else _split_secrets(self.previous_settings)
+        )
         tree = {
-            "settings": dict(self.settings),
+            "settings": settings,
+            "sealed": keys.seal({"settings": secrets, "left": former}),
             "start_ts": self.start_ts,
             "snapshot": self.snapshot,
             "created_ms": self.created_ms,
             "stopped": self.stopped,
             "account": self.account,
-            "left": None if self.previous_settings is None else dict(self.previous_settings),
+            "left": previous,
         }
         return json.dumps(tree, sort_keys=True).encode()
 
     @classmethod
-    def from_json(cls, changefeed_id: str, data: bytes) -> Self:
-        """Read what `to_json` wrote; raise Corrupt when it is something else."""
+    def from_json(cls, changefeed_id: str, data: bytes, keys: Keyring) -> Self:
+        """Read what `to_json` wrote; raise Corrupt when it is something else, MissingKey without its key.
+
+        An earlier release stored the sink in clear, as texts without references.
+        """
         try:
             tree = json.loads(data)
+            sealed = keys.open(tree["sealed"]) if "sealed" in tree else None
+            previous = tree.get("left")
             return cls(
                 id=changefeed_id,
-                settings=dict(tree["settings"]),
+                settings=_join_secrets(tree["settings"], sealed and sealed["settings"]),
                 start_ts=int(tree["start_ts"]),
                 snapshot=bool(tree["snapshot"]),
                 created_ms=int(tree["created_ms"]),
                 stopped=bool(tree["stopped"]),
                 account=str(tree.get("account", "sys")),
-                previous_settings=None if tree.get("left") is None else dict(tree["left"]),
+                previous_settings=(
+                    None if previous is None else _join_secrets(previous, sealed and sealed["left"])
+                ),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (Corrupt, AttributeError, KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"changefeed {changefeed_id} is damaged; remove it and create it again") from error
+
+
+_SECRETS = ("sink", "sink_uri", "storage_options")
+
+
+def _split_secrets(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is stored of settings in clear, and what is sealed."""
+    return (
+        {name: value for name, value in settings.items() if name not in _SECRETS},
+        {name: value for name, value in settings.items() if name in _SECRETS},
+    )
+
+
+def _join_secrets(settings: Mapping[str, Any], secrets: Mapping[str, Any] | None) -> dict[str, Any]:
+    if secrets is not None:
+        return {**settings, **secrets}
+    in_clear = {name: _escape(value) for name, value in settings.items() if name in _SECRETS}
+    return {**settings, **in_clear}
+
+
+def _escape(value: Any) -> Any:
+    if isinstance(value, str):
+        return escape_references(value)
+    return {name: escape_references(text) for name, text in value.items()}
+
+
+def is_sealed(data: bytes, keys: Keyring) -> bool:
+    """Return whether the stored form of a changefeed is sealed with the newest key."""
+    try:
+        return keys.is_newest(json.loads(data)["sealed"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ fenced: it changes nothing.
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.changefeeds.model import (
     PendingFile,
     account_changefeed_id,
     check_changefeed_id,
+    is_sealed,
 )
 from penstock.clock import physical_ms
 from penstock.errors import AlreadyExists, Corrupt, Fenced, NotFound
@@ -29,6 +31,7 @@ from penstock.follow.slices import Position, TableSpan
 from penstock.kv import AsyncClient, AsyncTransaction
 from penstock.kv.lease import Lease, LeaseKey
 from penstock.kv.transact import transact_async
+from penstock.secret_keys import KEY_ROW, Keyring
 from penstock.tables.accounts import SYSTEM_ACCOUNT
 from penstock.tables.keys import prefix_end
 
@@ -83,12 +86,18 @@ class ChangefeedStore:
     To an account, changefeeds of others do not exist: the methods raise NotFound, with the same message. An
     account knows its changefeeds by their names, everybody else by their ids. Changefeeds of earlier versions
     have their names as ids.
+    Sinks are sealed with `keys`, by default those of the deployment in the working directory; methods raise
+    MissingKey when they need a key that is not there.
     """
 
-    def __init__(self, client: AsyncClient, *, account: str | None = None) -> None:
+    def __init__(
+        self, client: AsyncClient, *, account: str | None = None, keys: Keyring | None = None
+    ) -> None:
         self._client = client
         self._account = account
         self._is_tenant = account not in {None, SYSTEM_ACCOUNT.name}
+        self._keyring = keys or Keyring()
+        self._key_is_known = False
 
     async def create(self, info: ChangefeedInfo, *, check: Check | None = None) -> None:
         """Add a changefeed; raise AlreadyExists when the name is taken, and what `check` raises."""
@@ -102,14 +111,14 @@ class ChangefeedStore:
             found_id = await self._find_id(txn, info.id)
             existing = await txn.get(ChangefeedKeys(found_id).info)
             if existing is not None and (found_id == own_id or self._is_own_row(found_id, existing)):
-                if existing == info.to_json() or (tried and _is_same_creation(info, existing)):
+                if self._has(existing, info) or (tried and self._is_same_creation(info, existing)):
                     return  # an unanswered attempt of this call created it; it may be running already
                 raise AlreadyExists(
                     f"there is a changefeed {info.id} already; remove it first, or take another name"
                 )
             await self._check_all(txn, check, own_id)
             tried = True
-            await txn.put(keys.info, info.to_json())
+            await self._put_info(txn, keys.info, info)
             await txn.put(keys.status, ChangefeedStatus.of_new(info).to_json())
 
         await transact_async(self._client.begin, create, repeatable=True)
@@ -120,7 +129,7 @@ class ChangefeedStore:
         A changefeed with damaged rows is left out and logged; it can be removed.
         """
         async with self._client.begin() as txn:
-            records = await _list_changefeeds(txn)
+            records = await _list_changefeeds(txn, self._keyring)
         return [self._show(record) for record in records if every or self._is_visible(record.info)]
 
     async def get(self, changefeed_id: str) -> ChangefeedRecord:
@@ -159,7 +168,7 @@ class ChangefeedStore:
             keys = ChangefeedKeys(record.info.id)
             await self._check_all(txn, check, record.info.id)
             edited = edit(record)
-            await txn.put(keys.info, edited.info.to_json())
+            await self._put_info(txn, keys.info, edited.info)
             if edited.status != record.status:
                 await txn.put(keys.status, edited.status.to_json())
             return edited
@@ -179,13 +188,15 @@ class ChangefeedStore:
             nonlocal found_id, seen
             if seen is not None:
                 there = await txn.get(ChangefeedKeys(found_id).info)
-                if there is None or not _is_same_changefeed(found_id, seen, there):
+                if there is None or not self._is_same_changefeed(found_id, seen, there):
                     return  # an unanswered attempt of this call, or another call, has removed it
             else:
                 found_id = await self._find_id(txn, changefeed_id)
             keys = ChangefeedKeys(found_id)
             info = await require_changefeed(txn, found_id)
-            if self._account is not None and not self._is_visible(ChangefeedInfo.from_json(found_id, info)):
+            if self._account is not None and not self._is_visible(
+                ChangefeedInfo.from_json(found_id, info, self._keyring)
+            ):
                 raise no_such_changefeed(changefeed_id)
             seen = info
             for key in (keys.info, keys.status, keys.lease.key):
@@ -198,13 +209,15 @@ class ChangefeedStore:
 
     async def _check_all(self, txn: AsyncTransaction, check: Check | None, own_id: str) -> None:
         if check is not None:
-            others = [record for record in await _list_changefeeds(txn) if record.info.id != own_id]
+            others = [
+                record for record in await _list_changefeeds(txn, self._keyring) if record.info.id != own_id
+            ]
             check([self._show(record) for record in others])
             await txn.put(LOCATIONS, b"%d" % await txn.start_ts)
 
     async def _get(self, txn: AsyncTransaction, name: str) -> ChangefeedRecord:
         """Return a changefeed, with its id, by the name that the caller gave."""
-        record = await get_changefeed(txn, await self._find_id(txn, name))
+        record = await get_changefeed(txn, await self._find_id(txn, name), self._keyring)
         if not self._is_visible(record.info):
             raise no_such_changefeed(name)
         return record
@@ -222,7 +235,7 @@ class ChangefeedStore:
     def _is_own_row(self, changefeed_id: str, info: bytes) -> bool:
         """Return whether a row is of this account, whose name for it is then taken."""
         try:
-            return self._is_visible(ChangefeedInfo.from_json(changefeed_id, info))
+            return self._is_visible(ChangefeedInfo.from_json(changefeed_id, info, self._keyring))
         except Corrupt:
             return False
 
@@ -245,16 +258,74 @@ class ChangefeedStore:
             ChangefeedKeys(changefeed_id).lease,
             owner,
             ttl_s=ttl_s,
-            check=lambda txn: get_changefeed(txn, changefeed_id),
+            check=lambda txn: get_changefeed(txn, changefeed_id, self._keyring),
         )
-        return LeasedProgress(self._client, changefeed_id, lease)
+        return LeasedProgress(self._client, changefeed_id, lease, self._keyring)
+
+    async def reseal(self) -> int:
+        """Seal sinks that are in clear, or sealed with an older key; change nothing else. Return how many.
+
+        Makes the key of a deployment that has none: those who run changefeeds have it before anybody else. A
+        damaged changefeed is left as it is. Raises MissingKey as all methods do.
+        """
+        async with self._client.begin() as txn:
+            rows = [row async for row in txn.scan(INFOS, prefix_end(INFOS))]
+        due = [key for key, value in rows if not is_sealed(value, self._keyring)]
+
+        async def reseal(txn: AsyncTransaction) -> None:
+            await self._claim_key(txn)
+            for key in due:
+                value = await txn.get(key)
+                if value is not None:
+                    with suppress(Corrupt):
+                        name = key.removeprefix(INFOS).decode()
+                        await self._put_info(txn, key, ChangefeedInfo.from_json(name, value, self._keyring))
+
+        await transact_async(self._client.begin, reseal, repeatable=True)
+        return len(due)
+
+    async def _claim_key(self, txn: AsyncTransaction) -> None:
+        """Make sure that the key that seals is the deployment's; make it if there is none."""
+        if not self._key_is_known:
+            claim = self._keyring.claim(await txn.get(KEY_ROW))
+            if claim is not None:
+                await txn.put(KEY_ROW, claim)
+            self._key_is_known = claim is None
+
+    async def _put_info(self, txn: AsyncTransaction, key: bytes, info: ChangefeedInfo) -> None:
+        await self._claim_key(txn)
+        await txn.put(key, info.to_json(self._keyring))
+
+    def _has(self, row: bytes, info: ChangefeedInfo) -> bool:
+        """Return whether a row has this very info; equal rows are sealed to different texts."""
+        try:
+            return ChangefeedInfo.from_json(info.id, row, self._keyring) == info
+        except Corrupt:
+            return False
+
+    def _is_same_changefeed(self, changefeed_id: str, seen: bytes, there: bytes) -> bool:
+        """Return whether two rows are of one changefeed, whatever was changed between them."""
+        if seen == there:
+            return True
+        try:
+            info = ChangefeedInfo.from_json(changefeed_id, seen, self._keyring)
+            return self._is_same_creation(info, there)
+        except Corrupt:
+            return False  # of a damaged row only the bytes can be compared
+
+    def _is_same_creation(self, info: ChangefeedInfo, there: bytes) -> bool:
+        """Return whether a row comes from the creation that made `info`, whatever was changed since."""
+        found = ChangefeedInfo.from_json(info.id, there, self._keyring)
+        own = (info.created_ms, info.start_ts, info.account)
+        return own == (found.created_ms, found.start_ts, found.account)
 
 
 class LeasedProgress:
     """The stored progress of a changefeed, for the process that holds its lease. Implements ProgressStore."""
 
-    def __init__(self, client: AsyncClient, changefeed_id: str, lease: Lease) -> None:
+    def __init__(self, client: AsyncClient, changefeed_id: str, lease: Lease, keyring: Keyring) -> None:
         self.changefeed_id = changefeed_id
+        self._keyring = keyring
         self._client = client
         self._lease = lease
         self._keys = ChangefeedKeys(changefeed_id)
@@ -263,7 +334,7 @@ class LeasedProgress:
         """Return the changefeed as it is stored now; a command may have stopped or changed it."""
         async with self._client.begin() as txn:
             await self._lease.check(txn)
-            return await get_changefeed(txn, self.changefeed_id)
+            return await get_changefeed(txn, self.changefeed_id, self._keyring)
 
     async def renew(self) -> None:
         """Renew the lease; raise Fenced when another process has it."""
@@ -281,7 +352,7 @@ class LeasedProgress:
         """Store the location; with `is_new` forget the dispatchers and what is after the checkpoint."""
 
         async def begin(txn: AsyncTransaction) -> None:
-            record = await get_changefeed(txn, self.changefeed_id)
+            record = await get_changefeed(txn, self.changefeed_id, self._keyring)
             status = replace(record.status, location=location)
             # If the location is stored already, an unanswered attempt of this call has committed.
             if is_new and record.status.location != location:
@@ -334,7 +405,7 @@ class LeasedProgress:
                 await txn.put(self._keys.dispatcher(record.span.id), write_dispatcher(record))
             if ddl_ts is None and left_out is None:
                 return
-            status = (await get_changefeed(txn, self.changefeed_id)).status
+            status = (await get_changefeed(txn, self.changefeed_id, self._keyring)).status
             status = replace(
                 status,
                 ddl_ts=max(ddl_ts or 0, status.ddl_ts),
@@ -365,13 +436,13 @@ class LeasedProgress:
 
     async def _change_status(self, edit: Callable[[ChangefeedStatus], ChangefeedStatus]) -> None:
         async def change(txn: AsyncTransaction) -> None:
-            status = edit((await get_changefeed(txn, self.changefeed_id)).status)
+            status = edit((await get_changefeed(txn, self.changefeed_id, self._keyring)).status)
             await txn.put(self._keys.status, status.to_json())
 
         await self._lease.write(change)
 
 
-async def _list_changefeeds(txn: AsyncTransaction) -> list[ChangefeedRecord]:
+async def _list_changefeeds(txn: AsyncTransaction, keyring: Keyring) -> list[ChangefeedRecord]:
     rows = {
         key: value
         for prefix in (INFOS, STATUSES)
@@ -381,33 +452,17 @@ async def _list_changefeeds(txn: AsyncTransaction) -> list[ChangefeedRecord]:
     for name in (key.removeprefix(INFOS).decode() for key in rows if key.startswith(INFOS)):
         keys = ChangefeedKeys(name)
         try:
-            records.append(changefeed_of(name, rows[keys.info], rows.get(keys.status)))
+            records.append(changefeed_of(name, rows[keys.info], rows.get(keys.status), keyring))
         except Corrupt as error:
             _log.error("a changefeed is left out", extra={"changefeed": name, "error": str(error)})
     return records
 
 
-def _is_same_changefeed(changefeed_id: str, seen: bytes, there: bytes) -> bool:
-    """Return whether two rows are of one changefeed, whatever was changed between them."""
-    if seen == there:
-        return True
-    try:
-        return _is_same_creation(ChangefeedInfo.from_json(changefeed_id, seen), there)
-    except Corrupt:
-        return False  # of a damaged row only the bytes can be compared
-
-
-def _is_same_creation(info: ChangefeedInfo, there: bytes) -> bool:
-    """Return whether a row comes from the creation that made `info`, whatever was changed since."""
-    found = ChangefeedInfo.from_json(info.id, there)
-    own = (info.created_ms, info.start_ts, info.account)
-    return own == (found.created_ms, found.start_ts, found.account)
-
-
-async def get_changefeed(txn: AsyncTransaction, changefeed_id: str) -> ChangefeedRecord:
+async def get_changefeed(txn: AsyncTransaction, changefeed_id: str, keyring: Keyring) -> ChangefeedRecord:
     """Return a changefeed as a transaction sees it; raise NotFound when there is none of that name."""
     info = await require_changefeed(txn, changefeed_id)
-    return changefeed_of(changefeed_id, info, await txn.get(ChangefeedKeys(changefeed_id).status))
+    status = await txn.get(ChangefeedKeys(changefeed_id).status)
+    return changefeed_of(changefeed_id, info, status, keyring)
 
 
 async def require_changefeed(txn: AsyncTransaction, changefeed_id: str) -> bytes:
@@ -425,9 +480,11 @@ def no_such_changefeed(changefeed_id: str) -> NotFound:
     )
 
 
-def changefeed_of(changefeed_id: str, info: bytes, status: bytes | None) -> ChangefeedRecord:
+def changefeed_of(
+    changefeed_id: str, info: bytes, status: bytes | None, keyring: Keyring
+) -> ChangefeedRecord:
     """Return a changefeed from its two rows; raise Corrupt when one is damaged or missing."""
-    known = ChangefeedInfo.from_json(changefeed_id, info)
+    known = ChangefeedInfo.from_json(changefeed_id, info, keyring)
     if status is None:
         raise Corrupt(f"changefeed {changefeed_id} has no status; remove it and create it again")
     return ChangefeedRecord(known, ChangefeedStatus.from_json(changefeed_id, status))

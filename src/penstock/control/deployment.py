@@ -14,6 +14,7 @@ from penstock.jobs.log.job_log import RUNNER_LEASE
 from penstock.kv import AsyncClient, Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.lease import read_lease
+from penstock.secret_keys import Keyring
 from penstock.settings import Settings
 from penstock.tables import Catalog
 
@@ -33,7 +34,8 @@ class Deployment:
         self.settings = settings
         self.client = client
         self.blocking_client = Client(client)
-        self.feeds = ChangefeedStore(client)
+        self.keys = Keyring(settings.secrets_dir)
+        self.feeds = ChangefeedStore(client, keys=self.keys)
         self.catalog = Catalog(self.blocking_client)
         self._closing = closing
         self._source_lock = threading.Lock()
@@ -41,11 +43,13 @@ class Deployment:
 
     def feeds_of(self, account: str | None) -> ChangefeedStore:
         """Return the changefeeds of one account; with None, of all accounts."""
-        return self.feeds if account is None else ChangefeedStore(self.client, account=account)
+        return (
+            self.feeds if account is None else ChangefeedStore(self.client, account=account, keys=self.keys)
+        )
 
     def jobs(self, account: str | None = None) -> Jobs:
         """Return the jobs of one account; with None, of all accounts."""
-        return Jobs(self.blocking_client, account=account, catalog=self.catalog)
+        return Jobs(self.blocking_client, account=account, catalog=self.catalog, keys=self.keys)
 
     @property
     def source(self) -> ScanFollower:

@@ -29,7 +29,6 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import Consumer, find_consumer, is_comparable
 from penstock.jobs.freshness import FreshnessReader
 from penstock.jobs.job import Job, JobId, JobKey
-from penstock.jobs.log.job_log import JobLog
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import parse_changefeed
 from penstock.tables.kv_scan import ranges_of, scan_of
@@ -139,9 +138,7 @@ def verify_targets(
 
 def read_last_results(deployment: Deployment, jobs: Iterable[Job]) -> dict[JobKey, LastVerification]:
     """Return the runner's last verification of each job; a job that it has not verified is left out."""
-    return VerificationResults(JobLog(deployment.blocking_client, catalog=deployment.catalog)).read(
-        job.key for job in jobs
-    )
+    return VerificationResults(deployment.jobs().log).read(job.key for job in jobs)
 
 
 def _parse_moment(deployment: Deployment, text: str | None) -> int | None:

@@ -37,6 +37,7 @@ from penstock.jobs.log.transitions import Transition, drop_job, resume_job, resy
 from penstock.jobs.runner.custom_triggers import find_trigger
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec, Schedule, TriggerSpec, UpdateOptions
 from penstock.kv import Client, Transaction
+from penstock.secret_keys import Keyring
 from penstock.secret_references import UnresolvedReference, has_reference
 from penstock.settings import Settings
 from penstock.tables.arrow import arrow_schema
@@ -66,8 +67,9 @@ class Jobs:
 
     A job belongs to its table, and is found by the name that the table has now. A job whose table was dropped
     or truncated is stranded: it is found by the name under which it was registered, unless the table that has
-    the name now has such a job too. Every method raises Unavailable, and Invalid when the database belongs to
-    another account.
+    the name now has such a job too. Options are sealed with `keys`, by default those of the deployment in the
+    working directory. Every method raises Unavailable, and Invalid when the database belongs to another
+    account.
     """
 
     def __init__(
@@ -76,9 +78,10 @@ class Jobs:
         *,
         account: str | None = None,
         catalog: Catalog | None = None,
+        keys: Keyring | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        self.log = JobLog(client, catalog=catalog, clock=clock)
+        self.log = JobLog(client, catalog=catalog, keys=keys, clock=clock)
         self._account = account
 
     def register_job(self, txn: Transaction, job_id: JobId, spec: JobSpec) -> bool:

@@ -81,7 +81,7 @@ class Settings(Frozen):
     api: ApiSettings = ApiSettings()
     up: UpSettings = UpSettings()
     secrets_dir: Path = Path("penstock-data/secrets")
-    """Folder of the tokens that the deployment makes for itself, for its owner only."""
+    """Folder of the tokens and keys that the deployment makes for itself, for its owner only."""
     tracing: TracingSettings = TracingSettings()
     metrics_addr: str | None = Field(None, pattern=r"^\S+:[0-9]{1,5}$")
     """Address for a service's metrics; port 0 takes a free port. With `penstock up` the API serves all."""

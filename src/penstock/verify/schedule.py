@@ -71,7 +71,7 @@ def verify_on_schedule(
     log: JobLog, source: ScanSource, settings: Settings
 ) -> Callable[[JobBoard, RunnerLease], Coroutine[object, object, None]]:
     """Return the side task of a runner that verifies targets on schedule."""
-    jobs = Jobs(log.client, catalog=log.catalog)
+    jobs = Jobs(log.client, catalog=log.catalog, keys=log.keyring)
     targets, results = TargetVerification(jobs, source, settings), VerificationResults(log)
     stall_s = _PATIENCE * settings.jobs.stall_s
     return lambda board, lease: ScheduledVerification(board, lease, targets, results, stall_s=stall_s).run()

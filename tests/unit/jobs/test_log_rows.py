@@ -1,7 +1,9 @@
 """Jobs as rows of the log, and back."""
 
 import logging
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,12 +11,16 @@ from penstock.clock import TS_MAX
 from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.job_rows import COLUMNS, PRIMARY_KEY, JobRows
 from penstock.jobs.spec import JobSpec
+from penstock.secret_keys import Keyring, MissingKey
 from penstock.tables.codec import rows as rowcodec
 from penstock.tables.define import define_table
 from penstock.tables.keys import prefix_end
 from penstock.tables.values import to_cell
 
-ROWS = JobRows(replace(define_table("iscp_log", COLUMNS, primary_key=PRIMARY_KEY), id=77))
+TABLE = replace(define_table("iscp_log", COLUMNS, primary_key=PRIMARY_KEY), id=77)
+KEYS = Keyring(Path(tempfile.mkdtemp()))
+KEYS.claim(None)
+ROWS = JobRows(TABLE, KEYS)
 SECRET = "pa55word"
 SPEC = JobSpec.parse(
     {
@@ -130,3 +136,66 @@ def test_a_key_that_is_none_is_left_out(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_job_does_not_show_the_values_of_its_options() -> None:
     assert SECRET not in repr(job())
     assert SECRET not in str(job().spec)
+
+
+def in_clear(options: dict[str, str]) -> tuple[bytes, bytes]:
+    """Return the row of a job as earlier releases wrote it."""
+    cells = rowcodec.decode(ROWS.value(job())).cells
+    column = ROWS.table.column("job_spec")
+    source = {"database": "shöp", "table": "orders", "account": "acme"}
+    tree = {"detail": {"consumer": {"consumer": "webhook", "options": options}}, "source": source}
+    cells[column.id] = to_cell(column.type, tree)
+    return ROWS.key(job().key), rowcodec.encode(cells)
+
+
+def test_a_row_shows_nothing_of_the_options_and_no_two_rows_are_the_same() -> None:
+    value = ROWS.value(job())
+    assert SECRET.encode() not in value
+    assert b"dsn" not in value
+    assert value != ROWS.value(job())
+    assert ROWS.is_sealed(ROWS.key(job().key), value)
+
+
+def test_a_row_of_an_earlier_release_is_read_and_its_references_are_texts() -> None:
+    key, value = in_clear({"url": "http://x", "headers.X": "${HOME}"})
+    (read,) = ROWS.jobs([(key, value)])
+    assert read.spec.detail.consumer.options == {"url": "http://x", "headers.X": "$${HOME}"}
+    assert not ROWS.is_sealed(key, value)
+    assert ROWS.is_sealed(key, ROWS.value(read))
+
+
+def test_a_row_without_options_needs_no_key(tmp_path: Path) -> None:
+    rows = JobRows(TABLE, Keyring(tmp_path / "none"))
+    plain = replace(job(), spec=JobSpec())
+    assert list(rows.jobs([(rows.key(plain.key), rows.value(plain))])) == [plain]
+    with pytest.raises(MissingKey, match="has no key to seal secrets with; copy the key file"):
+        rows.value(job())
+
+
+def test_a_row_whose_key_is_not_here_is_no_damaged_row(tmp_path: Path) -> None:
+    rows = JobRows(TABLE, Keyring(tmp_path / "none"))
+    with pytest.raises(
+        MissingKey, match=r"^secrets are sealed with key [0-9a-f]{12}, which .* does not have"
+    ):
+        list(rows.jobs([(ROWS.key(job().key), ROWS.value(job()))]))
+
+
+def test_a_sealed_text_that_is_damaged_costs_its_own_row(caplog: pytest.LogCaptureFixture) -> None:
+    cells = rowcodec.decode(ROWS.value(job())).cells
+    column = ROWS.table.column("job_spec")
+    for sealed in (f"{KEYS.ids[0]}:gAAAA", "no colon", 5, KEYS.seal({"a": "b"})[:-4] + "AAAA"):
+        tree = {"detail": {"consumer": {"consumer": "x"}}, "sealed": sealed, "source": {}}
+        cells[column.id] = to_cell(column.type, tree)
+        assert dict(ROWS.read([(ROWS.key(job().key), rowcodec.encode(cells))])) == {job().key: None}
+    assert "gAAAA" not in caplog.text
+
+
+def test_a_row_that_an_older_key_sealed_is_read_and_is_to_be_sealed_again(tmp_path: Path) -> None:
+    keys = Keyring(tmp_path)
+    keys.claim(None)
+    rows = JobRows(TABLE, keys)
+    place, value = rows.key(job().key), rows.value(job())
+    keys.rotate()
+    assert list(rows.jobs([(place, value)])) == [job()]
+    assert not rows.is_sealed(place, value)
+    assert rows.is_sealed(place, rows.value(job()))

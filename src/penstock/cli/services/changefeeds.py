@@ -11,6 +11,7 @@ from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.service import print_ready, run_until_signalled, serve_metrics
 from penstock.clock import SYSTEM
 from penstock.kv import AsyncClient
+from penstock.secret_keys import Keyring
 from penstock.settings import Settings
 from penstock.spark.session import LateSession
 from penstock.spark.shipping import for_executors
@@ -40,7 +41,8 @@ async def _run(
 ) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
-        feeds = ChangefeedStore(client)
+        feeds = ChangefeedStore(client, keys=Keyring(settings.secrets_dir))
+        await feeds.reseal()
         await create_configured_changefeeds(feeds, settings, now_ts=await client.timestamp())
         print_ready({"changefeeds": [feed.info.id for feed in await feeds.list()]} | metrics)
 

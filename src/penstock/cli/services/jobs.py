@@ -14,12 +14,14 @@ from penstock.jobs.iteration.iteration_run import IterationRunner
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.jobs.log.job_log import RUNNER_LEASE, JobLog
 from penstock.jobs.log.log_feed import LogFeed
+from penstock.jobs.runner.lease_term import seal_options
 from penstock.jobs.runner.runner import JobRunner, watch_abandoned
 from penstock.jobs.runner.seams import OnEnd
 from penstock.jobs.scheduler.scheduler import Scheduler
 from penstock.jobs.usage import UsageMeter
 from penstock.kv import AsyncClient, Client
 from penstock.kv.lease import Lease
+from penstock.secret_keys import Keyring
 from penstock.settings import Settings
 from penstock.spark.session import LateSession
 from penstock.spark.shipping import for_executors
@@ -45,7 +47,7 @@ def serve(settings: Settings) -> None:
 async def _run(settings: Settings, session: LateSession, metrics: dict[str, str]) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
-        log = JobLog(Client(client))
+        log = JobLog(Client(client), keys=Keyring(settings.secrets_dir))
         await asyncio.to_thread(log.ensure)
         async with await ScanFollower.connect(
             settings, client, flight_tls=settings.capture.flight_client_tls
@@ -60,6 +62,7 @@ async def _run(settings: Settings, session: LateSession, metrics: dict[str, str]
                 open_scheduler=lambda on_end: _scheduler(settings, log, source, session, abandoned, on_end),
                 side_tasks=[
                     verify_on_schedule(log, source, settings),
+                    seal_options(log),
                     watch_abandoned(abandoned, settings.jobs.abandoned_max),
                 ],
             )

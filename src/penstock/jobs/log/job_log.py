@@ -19,6 +19,7 @@ from penstock.jobs.log.transitions import Transition, flush_watermark
 from penstock.kv import Client, Transaction
 from penstock.kv.lease import LeaseKey
 from penstock.kv.transact import transact
+from penstock.secret_keys import KEY_ROW, Keyring
 from penstock.tables.catalog import Catalog
 from penstock.tables.keys import prefix_end
 from penstock.tables.system_tables import JOB_LOG, PENSTOCK_DATABASE
@@ -49,12 +50,22 @@ class _Change:
 class JobLog:
     """The log of a cluster; for any number of threads. Every method raises Unavailable.
 
-    A damaged row is logged and left out: it never keeps other rows from being read or changed.
+    A damaged row is logged and left out: it never keeps other rows from being read or changed. Options are
+    sealed with `keys`: methods raise MissingKey when a row needs a key that they do not have.
     """
 
-    def __init__(self, client: Client, *, catalog: Catalog | None = None, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        catalog: Catalog | None = None,
+        keys: Keyring | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self.client = client
         self.catalog = catalog or Catalog(client, clock=clock)
+        self.keyring = keys or Keyring()
+        self._key_is_known = False
         self._clock = clock
 
     def ensure(self) -> JobRows:
@@ -77,7 +88,7 @@ class JobLog:
         schema = self.catalog.schema(at_ts)
         database = schema.databases.get(PENSTOCK_DATABASE)
         table = None if database is None else schema.tables[database.id].get(JOB_LOG)
-        return None if table is None else JobRows(table)
+        return None if table is None else JobRows(table, self.keyring)
 
     def read_all(self) -> tuple[int, list[Job]]:
         """Return every job, also dropped ones, and the timestamp of this state."""
@@ -132,7 +143,7 @@ class JobLog:
             raise Conflict(
                 f"job {job.id} was registered by another transaction just now; run the transaction again"
             )
-        txn.put(place, rows.value(added))
+        txn.put(place, self._value(txn, rows, added))
         # The last dropped ones are kept for people to see; a loop of registrations leaves no more than that.
         dropped = sorted((known for known, row in there.items() if row), key=lambda known: known.job_id)
         self._remove(dropped[:-_DROPPED_ROWS], txn)
@@ -237,10 +248,46 @@ class JobLog:
             changed = _next(job, change, tried.get(change.key))
             found.append(changed)
             if changed is not None and changed != job:
-                values[place] = written = rows.value(changed)
+                values[place] = written = self._value(txn, rows, changed)
                 txn.put(place, written)
                 tried[change.key] = changed
         return found
+
+    def reseal(self) -> int:
+        """Seal options that are in clear, or sealed with an older key; change nothing else. Return how many.
+
+        Also of dropped jobs: their rows stay for a while. Makes the key of a deployment that has none: so the
+        runner has it before anybody else. Raises MissingKey as all methods do.
+        """
+        self._commit(self._claim_key)
+        rows = self.rows()
+        if rows is None:
+            return 0
+        pages = self.client.snapshot(self.client.timestamp()).scan_pages(*rows.range)
+        due = [key for page in pages for key, value in page if not rows.is_sealed(key, value)]
+        for start in range(0, len(due), _CHUNK_ROWS):
+            self._commit(partial(self._reseal, due[start : start + _CHUNK_ROWS]))
+        return len(due)
+
+    def _reseal(self, places: Sequence[bytes], txn: Transaction) -> None:
+        rows = self._rows_in(txn)
+        assert rows is not None, "its rows were read before"
+        for place, value in txn.lock_keys(places, return_values=True).items():
+            for job in rows.jobs([(place, value)]):
+                txn.put(place, self._value(txn, rows, job))
+
+    def _value(self, txn: Transaction, rows: JobRows, job: Job) -> bytes:
+        if job.spec.detail.consumer.options:
+            self._claim_key(txn)
+        return rows.value(job)
+
+    def _claim_key(self, txn: Transaction) -> None:
+        """Make sure that the key that seals is the deployment's; make it if there is none."""
+        if not self._key_is_known:
+            claim = self.keyring.claim(txn.get(KEY_ROW))
+            if claim is not None:
+                txn.put(KEY_ROW, claim)
+            self._key_is_known = claim is None
 
     def _remove(self, keys: Sequence[JobKey], txn: Transaction) -> None:
         """Remove rows; keep for each name the highest id that it had."""

@@ -11,6 +11,8 @@ from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, Invalid, PenstockError, show_key
 from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.spec import JobSpec
+from penstock.secret_keys import Keyring, MissingKey
+from penstock.secret_references import escape_references
 from penstock.tables.codec import datums
 from penstock.tables.keys import decode_record_key, record_key, record_prefix, record_range
 from penstock.tables.records import (
@@ -41,6 +43,7 @@ COLUMNS = (
 )
 PRIMARY_KEY = ("account_id", "table_id", "job_name", "job_id")
 
+_SEALED = "sealed"  # in job_spec, beside the spec itself: its options
 _SOURCE = "source"  # in job_spec, beside the spec itself: the names of the table and its account, `confined`
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -50,10 +53,14 @@ _log = logging.getLogger(__name__)
 
 
 class JobRows:
-    """Encodes and decodes jobs as rows of the log's table, whose schema is `table`."""
+    """Encodes and decodes jobs as rows of the log's table, whose schema is `table`.
 
-    def __init__(self, table: TableInfo) -> None:
+    Options are sealed with `keys`. A row of an earlier release has them in clear; `${` means itself there.
+    """
+
+    def __init__(self, table: TableInfo, keys: Keyring) -> None:
         self.table = table
+        self._keys = keys
         self.range = record_range(table.id)
         """The range of all rows: the first key, and the first key after them."""
 
@@ -73,10 +80,15 @@ class JobRows:
         return record_prefix(self.table.id) + b"".join(parts)
 
     def value(self, job: Job) -> bytes:
-        """Return the value of a job's row."""
+        """Return the value of a job's row; raise MissingKey when its options cannot be sealed."""
+        spec = job.spec.model_dump(mode="json", exclude_defaults=True)
+        options = job.spec.detail.consumer.options
+        if options:
+            del spec["detail"]["consumer"]["options"]
+            spec[_SEALED] = self._keys.seal(options)
         row = dict(zip(PRIMARY_KEY, _primary_key(job.key), strict=True))
         row |= {
-            "job_spec": {**job.spec.model_dump(mode="json", exclude_defaults=True), _SOURCE: _source(job)},
+            "job_spec": {**spec, _SOURCE: _source(job)},
             "job_state": int(job.state),
             "watermark": str(job.watermark),
             "job_status": {name: value for name in _STATUS_TYPES if (value := getattr(job.status, name))},
@@ -88,7 +100,8 @@ class JobRows:
     def read(self, rows: Iterable[tuple[bytes, bytes | None]]) -> Iterator[tuple[JobKey, Job | None]]:
         """Decode rows to keys and jobs; the job is None where there is no value, or it is damaged.
 
-        A damaged row is logged and does not affect the others.
+        A damaged row is logged and does not affect the others. Raises MissingKey for a row that is sealed
+        with a key that this process does not have.
         """
         for key, value in rows:
             try:
@@ -112,7 +125,12 @@ class JobRows:
 
     def _job(self, job_key: JobKey, key: bytes, value: bytes) -> Job | None:
         try:
-            return _job(job_key, row_of(self.table, read_record(self.table, key, value)))
+            row = row_of(self.table, read_record(self.table, key, value))
+            spec = json.loads(row["job_spec"])
+            source = spec.pop(_SOURCE)
+            return _job(job_key, row, source, JobSpec.parse(self._with_options(spec)))
+        except MissingKey:
+            raise
         except (PenstockError, AttributeError, KeyError, TypeError, ValueError) as error:
             facts = {"job": job_key.owner, "error": type(error).__name__}  # the error's text may show a value
             _log.error(
@@ -120,10 +138,31 @@ class JobRows:
             )
             return None
 
+    def is_sealed(self, key: bytes, value: bytes) -> bool:
+        """Return whether a row has no options in clear, and none that are sealed with an older key.
 
-def _job(key: JobKey, row: Mapping[str, Any]) -> Job:
-    tree = json.loads(row["job_spec"])
-    source = tree.pop(_SOURCE)
+        A damaged row counts as sealed: only its bytes are known.
+        """
+        try:
+            spec = json.loads(row_of(self.table, read_record(self.table, key, value))["job_spec"])
+            in_clear = spec.get("detail", {}).get("consumer", {}).get("options")
+            return not in_clear and (_SEALED not in spec or self._keys.is_newest(spec[_SEALED]))
+        except (PenstockError, AttributeError, KeyError, TypeError, ValueError):
+            return True
+
+    def _with_options(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return the tree of a spec with its options as they are in memory."""
+        sealed = spec.pop(_SEALED, None)
+        consumer = spec.get("detail", {}).get("consumer", {})
+        if sealed is not None:
+            consumer["options"] = self._keys.open(sealed)
+        elif consumer.get("options"):
+            known = consumer["options"].items()
+            consumer["options"] = {name: escape_references(text) for name, text in known}
+        return spec
+
+
+def _job(key: JobKey, row: Mapping[str, Any], source: Mapping[str, Any], spec: JobSpec) -> Job:
     watermark = int(row["watermark"])
     if not 0 <= watermark <= TS_MAX:
         raise ValueError("no timestamp")
@@ -131,7 +170,7 @@ def _job(key: JobKey, row: Mapping[str, Any]) -> Job:
         key=key,
         id=JobId(source["database"], source["table"], key.job_name),
         account=str(source["account"]),
-        spec=JobSpec.parse(tree),
+        spec=spec,
         state=JobState(row["job_state"]),
         watermark=watermark,
         status=_status(json.loads(row["job_status"])),

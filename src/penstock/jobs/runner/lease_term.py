@@ -15,6 +15,7 @@ from penstock.errors import Fenced, PenstockError
 from penstock.eventloop import WakeUp
 from penstock.follow.source import ScanSource
 from penstock.jobs.job import Job, JobKey, JobState
+from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.board_log import BoardLog
 from penstock.jobs.runner.seams import OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
@@ -30,6 +31,27 @@ _log = logging.getLogger(__name__)
 
 SideTask = Callable[[JobBoard, RunnerLease], Coroutine[object, object, None]]
 """Work beside the iterations while the lease is held; runs until it is cancelled."""
+
+
+def seal_options(log: JobLog, *, clock: Clock = SYSTEM) -> SideTask:
+    """Return the work that seals options which an earlier release stored in clear, once in each term.
+
+    Under the lease, because a runner of that release, which cannot read them, does not run then.
+    """
+
+    async def seal(_board: JobBoard, _lease: RunnerLease) -> None:
+        while True:
+            try:
+                count = await asyncio.to_thread(log.reseal)
+                break
+            except PenstockError as error:
+                _log.warning("options of jobs are not sealed yet", extra={"error": str(error)})
+                await clock.sleep(_RETRY_S)
+        if count:
+            _log.info("sealed options of jobs", extra={"jobs": count})
+        await asyncio.Event().wait()
+
+    return seal
 
 
 class LeaseTerm:
