@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import Invalid, Unavailable
@@ -23,6 +24,7 @@ __all__ = [
     "UnresolvedReference",
     "escape_references",
     "has_reference",
+    "mask_resolved",
     "resolve_references",
     "resolve_values",
 ]
@@ -32,6 +34,7 @@ _REFERENCE = re.compile(
     r"|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?"
     r"|(?P<provider>[a-z]+):(?P<place>[^}-][^}]*))\}"
 )
+_MASKED_CHARS_MIN = 6  # a shorter value is no secret, and masking it would hit parts of words
 _FILE_BYTES_MAX = 1 << 20  # a secret is small; a log or a device would fill the memory
 
 
@@ -55,6 +58,19 @@ def resolve_values(texts: Mapping[str, str]) -> dict[str, str]:
 def has_reference(text: str) -> bool:
     """Return whether a text has a reference, to any provider."""
     return any(found.group() != "$${" for found in _REFERENCE.finditer(text))
+
+
+def mask_resolved(message: str, texts: Mapping[str, str]) -> str:
+    """Return a message with *** in place of the secrets that the references in `texts` lead to.
+
+    A target may repeat what it was given. A secret that cannot be resolved was given to nobody.
+    """
+    for found in (found for text in texts.values() for found in _REFERENCE.finditer(text)):
+        with suppress(UnresolvedReference, Invalid):
+            secret = _resolve(found)
+            if len(secret) >= _MASKED_CHARS_MIN:
+                message = message.replace(secret, "***")
+    return message
 
 
 def escape_references(text: str) -> str:

@@ -9,8 +9,10 @@ from penstock.changefeeds.commands import sink_options as command_options
 from penstock.changefeeds.sinks.storage.options import sink_options
 from penstock.control import tenancy
 from penstock.control.jobs import parse_options, read_spec
+from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.api import check_spec
+from penstock.jobs.consumer import Consumer, DataRetriever
 from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
 from penstock.secret_references import UnresolvedReference
@@ -69,6 +71,28 @@ async def test_a_job_waits_for_a_secret_that_the_runner_does_not_have(
                 await world.caught_up("shop.items/hook", ts)
         assert receiver.seen[0].headers["Authorization"] == f"Bearer {BEARER}"
     assert BEARER not in caplog.text
+
+
+class Indiscreet(Consumer):
+    """Tells in its errors what it was given, as a server may that it talks to."""
+
+    def consume(self, data: DataRetriever) -> None:
+        raise Invalid(
+            f"the server said: token {self.job.info.options['token'].removeprefix('Bearer ')} is bad"
+        )
+
+
+async def test_what_is_recorded_of_a_failure_does_not_show_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOOK_BEARER", BEARER)
+    async with job_world(tmp_path) as world:
+        await world.create("shop.items", [("id", "bigint primary key")])
+        await world.register("shop.items/hook", consumer="mine", options={"token": "Bearer ${HOOK_BEARER}"})
+        async with world.running(find={"mine": Indiscreet}.__getitem__):
+            stopped = await world.wait_until_stopped("shop.items/hook")
+    assert stopped.status.error_msg == "the server said: token *** is bad"
+    assert BEARER not in str([record.__dict__ for record in caplog.records])
 
 
 def test_commands_keep_references_of_options_and_of_spec_files(

@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from penstock import settings as penstock_settings
 from penstock.clock import LOGICAL_MAX, TS_MAX, compose_ts
 from penstock.errors import Invalid
-from penstock.settings import Settings, TlsSettings
+from penstock.settings import ApiSettings, Settings, TlsSettings, TracingSettings
 from penstock.tables.keys import encode_handle
 from penstock.tables.schema import HandleKind, TableInfo
 
@@ -212,6 +212,12 @@ def _base(options: Mapping[str, str], settings: Settings | None) -> Settings:
     return penstock_settings.load(Path(path)) if path else penstock_settings.with_tokens(Settings())
 
 
+def for_reads(settings: Settings) -> Settings:
+    """Return settings without what no read needs: tokens of the API, sinks and headers stay here."""
+    others = {"api": ApiSettings(), "changefeeds": {}, "tracing": TracingSettings()}
+    return settings.model_copy(update=others)
+
+
 def _override_settings(base: Settings, options: Mapping[str, str]) -> Settings:
     capture = base.capture
     prefix = len(_STORAGE_OPTION)
@@ -227,7 +233,7 @@ def _override_settings(base: Settings, options: Mapping[str, str]) -> Settings:
         }
     )
     addrs = options.get("pdaddrs")
-    return base.model_copy(
+    return for_reads(base).model_copy(
         update={"capture": capture, "pd_addrs": _addresses(addrs) if addrs is not None else base.pd_addrs}
     )
 

@@ -105,7 +105,7 @@ def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
     then from `settings`, or else from the settings file that PENSTOCK_CONFIG names. Registering again
     replaces both. Raises Invalid when a key of spark.penstock.* is unknown.
     """
-    from penstock.spark.options import CONFIG_VARIABLE, check_defaults
+    from penstock.spark.options import CONFIG_VARIABLE, check_defaults, for_reads
 
     session_defaults = {
         key[len(_PREFIX) :]: value for key, value in spark.conf.getAll.items() if key.startswith(_PREFIX)
@@ -115,7 +115,7 @@ def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
     if settings is None and path and "config" not in {key.lower() for key in session_defaults}:
         # Workers may run in another folder and without the variable.
         session_defaults["config"] = str(Path(path).absolute())
-    session_settings = settings
+    session_settings = None if settings is None else for_reads(settings)
     context = getattr(spark, "sparkContext", None)  # Spark Connect has none
     at_once = PenstockDataSource.parallelism if context is None else context.defaultParallelism
 

@@ -179,7 +179,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
         ([*postgres, "--option", "nul=keep"], "option nul of consumer postgres"),
         ([*postgres, "--option", SECRET], "--option number 2 is not name=value"),
         ([*postgres, "--option", "dsn=x"], "--option dsn is given twice"),
-        ([*postgres, "--option", "table=${NOT_SET_ANYWHERE}"], "NOT_SET_ANYWHERE"),
+        ([*postgres, "--option", "table=${fiel:/x}"], "${fiel:/x} names no provider of secrets; use"),
         ([*postgres, "--column", "none"], "which shop.orders does not have; choose from id, title, total"),
         ([*postgres, "--trigger", "sometimes"], "there is no trigger 'sometimes'"),
         ([*postgres, "--trigger", "no.module:here"], "there is no trigger 'no.module:here'"),

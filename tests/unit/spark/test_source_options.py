@@ -1,3 +1,4 @@
+import pickle
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from pydantic import SecretStr
 from penstock.clock import LOGICAL_MAX, compose_ts
 from penstock.errors import Invalid
 from penstock.settings import CaptureSettings, Settings
+from penstock.settings import parse as parse_settings
 from penstock.spark.options import PARTITION_BYTES, SourceOptions, absolute_url, check_defaults, parse_options
 
 NINE = 1_769_850_000_000  # 2026-01-31T09:00:00Z
@@ -185,6 +187,19 @@ def test_a_token_in_a_file_travels_as_itself_because_executors_have_no_such_file
     capture = parse_options({"table": "a.b"}, settings=base).settings.capture
     assert capture.flight_token == SecretStr("0123456789abcdef")
     assert capture.flight_token_path is None
+
+
+def test_executors_get_no_token_of_the_api_and_no_sink():
+    secret = "0123456789abcdef"
+    base = parse_settings(
+        {
+            "api": {"accounts": {"root": {"token": secret, "admin": True}}},
+            "changefeeds": {"all": {"sink_uri": f"s3://lake/x?access-key={secret}"}},
+            "tracing": {"endpoint": "http://127.0.0.1:1/", "headers": {"Authorization": secret}},
+        }
+    )
+    assert secret.encode() in pickle.dumps(base)
+    assert secret.encode() not in pickle.dumps(parse_options({"table": "a.b"}, settings=base))
 
 
 def test_a_wrong_token_is_refused_without_being_shown():

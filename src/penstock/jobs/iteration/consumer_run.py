@@ -25,6 +25,7 @@ from penstock.jobs.log.transitions import Transition, complete_iteration
 from penstock.jobs.schema_changes import check_names
 from penstock.jobs.usage import Usage
 from penstock.kv import Transaction
+from penstock.secret_references import mask_resolved
 from penstock.settings import Settings
 from penstock.targets import TenantTargets
 
@@ -268,7 +269,13 @@ class ConsumerRun:
             return self._decide_end()
         at = self._services.clock.wall_ms()
         cause = (self._retriever.failure if self._retriever is not None else None) or error
-        return self._outcomes.fail(cause, at=at, by_source=self._shared.is_source_error(cause))
+        options = self.job.spec.detail.consumer.options
+        return self._outcomes.fail(
+            cause,
+            at=at,
+            by_source=self._shared.is_source_error(cause),
+            mask=lambda message: mask_resolved(message, options),
+        )
 
     def _check_row(self) -> None:
         """Raise Fenced when another run has the job by now.

@@ -5,6 +5,7 @@ because it is written before the log. But it cannot have more than it was sent, 
 iteration that was started.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -95,8 +96,12 @@ class OutcomePolicy:
         """Return the outcome of a canceled run."""
         return RunOutcome(OutcomeKind.CANCELED, cancel_iteration(at=at))
 
-    def fail(self, error: BaseException, *, at: int, by_source: bool) -> RunOutcome:
+    def fail(
+        self, error: BaseException, *, at: int, by_source: bool, mask: Callable[[str], str] = str
+    ) -> RunOutcome:
         """Return the outcome of an error, which came from the source if `by_source`, else from the consumer.
+
+        `mask` takes the secrets of the job from the message that is recorded.
 
         When a target fences its consumer, the job has not failed: another run of the same job has written in
         the meantime, and the next iteration begins where that run ended. Only the source can tell that
@@ -107,6 +112,7 @@ class OutcomePolicy:
         if by_source and isinstance(error, StaleRead) and not self.iteration.first:
             return RunOutcome(OutcomeKind.RESYNCED, resync_job, failure_of(error))
         failure = failure_of(error)
+        failure = failure._replace(message=mask(failure.message))
         fail_job = fail_iteration(failure.code, failure.message, at=at)
         if failure.code.permanent:
             return RunOutcome(OutcomeKind.PERMANENT, fail_job, failure)
