@@ -118,9 +118,10 @@ class ChangefeedStore:
                 )
             await self._check_all(txn, check, own_id)
             tried = True
-            await self._put_info(txn, keys.info, info)
+            await txn.put(keys.info, info.to_json(self._keyring))
             await txn.put(keys.status, ChangefeedStatus.of_new(info).to_json())
 
+        await self._claim_key()
         await transact_async(self._client.begin, create, repeatable=True)
 
     async def list(self, *, every: bool = False) -> list[ChangefeedRecord]:
@@ -168,11 +169,12 @@ class ChangefeedStore:
             keys = ChangefeedKeys(record.info.id)
             await self._check_all(txn, check, record.info.id)
             edited = edit(record)
-            await self._put_info(txn, keys.info, edited.info)
+            await txn.put(keys.info, edited.info.to_json(self._keyring))
             if edited.status != record.status:
                 await txn.put(keys.status, edited.status.to_json())
             return edited
 
+        await self._claim_key()
         return self._show(await transact_async(self._client.begin, change, repeatable=True))
 
     async def remove(self, changefeed_id: str) -> str:
@@ -268,33 +270,38 @@ class ChangefeedStore:
         Makes the key of a deployment that has none: those who run changefeeds have it before anybody else. A
         damaged changefeed is left as it is. Raises MissingKey as all methods do.
         """
+        await self._claim_key()
         async with self._client.begin() as txn:
             rows = [row async for row in txn.scan(INFOS, prefix_end(INFOS))]
         due = [key for key, value in rows if not is_sealed(value, self._keyring)]
 
         async def reseal(txn: AsyncTransaction) -> None:
-            await self._claim_key(txn)
             for key in due:
                 value = await txn.get(key)
                 if value is not None:
                     with suppress(Corrupt):
                         name = key.removeprefix(INFOS).decode()
-                        await self._put_info(txn, key, ChangefeedInfo.from_json(name, value, self._keyring))
+                        info = ChangefeedInfo.from_json(name, value, self._keyring)
+                        await txn.put(key, info.to_json(self._keyring))
 
-        await transact_async(self._client.begin, reseal, repeatable=True)
+        if due:
+            await transact_async(self._client.begin, reseal, repeatable=True)
         return len(due)
 
-    async def _claim_key(self, txn: AsyncTransaction) -> None:
-        """Make sure that the key that seals is the deployment's; make it if there is none."""
-        if not self._key_is_known:
-            claim = self._keyring.claim(await txn.get(KEY_ROW))
-            if claim is not None:
-                await txn.put(KEY_ROW, claim)
-            self._key_is_known = claim is None
+    async def _claim_key(self) -> None:
+        """Make sure that the key that seals is the deployment's; make it if there is none.
 
-    async def _put_info(self, txn: AsyncTransaction, key: bytes, info: ChangefeedInfo) -> None:
-        await self._claim_key(txn)
-        await txn.put(key, info.to_json(self._keyring))
+        In a transaction of its own: others who come first, too, do not conflict with the caller's then.
+        """
+
+        async def claim(txn: AsyncTransaction) -> None:
+            wanted = self._keyring.claim(await txn.get(KEY_ROW))
+            if wanted is not None:
+                await txn.put(KEY_ROW, wanted)
+
+        if not self._key_is_known:
+            await transact_async(self._client.begin, claim, repeatable=True)
+            self._key_is_known = True
 
     def _has(self, row: bytes, info: ChangefeedInfo) -> bool:
         """Return whether a row has this very info; equal rows are sealed to different texts."""

@@ -143,7 +143,7 @@ class JobLog:
             raise Conflict(
                 f"job {job.id} was registered by another transaction just now; run the transaction again"
             )
-        txn.put(place, self._value(txn, rows, added))
+        txn.put(place, self._value(rows, added))
         # The last dropped ones are kept for people to see; a loop of registrations leaves no more than that.
         dropped = sorted((known for known, row in there.items() if row), key=lambda known: known.job_id)
         self._remove(dropped[:-_DROPPED_ROWS], txn)
@@ -248,7 +248,7 @@ class JobLog:
             changed = _next(job, change, tried.get(change.key))
             found.append(changed)
             if changed is not None and changed != job:
-                values[place] = written = self._value(txn, rows, changed)
+                values[place] = written = self._value(rows, changed)
                 txn.put(place, written)
                 tried[change.key] = changed
         return found
@@ -259,7 +259,7 @@ class JobLog:
         Also of dropped jobs: their rows stay for a while. Makes the key of a deployment that has none: so the
         runner has it before anybody else. Raises MissingKey as all methods do.
         """
-        self._commit(self._claim_key)
+        self._claim_key()
         rows = self.rows()
         if rows is None:
             return 0
@@ -274,20 +274,32 @@ class JobLog:
         assert rows is not None, "its rows were read before"
         for place, value in txn.lock_keys(places, return_values=True).items():
             for job in rows.jobs([(place, value)]):
-                txn.put(place, self._value(txn, rows, job))
+                txn.put(place, self._value(rows, job))
 
-    def _value(self, txn: Transaction, rows: JobRows, job: Job) -> bytes:
+    def _value(self, rows: JobRows, job: Job) -> bytes:
         if job.spec.detail.consumer.options:
-            self._claim_key(txn)
+            self._claim_key()
         return rows.value(job)
 
-    def _claim_key(self, txn: Transaction) -> None:
-        """Make sure that the key that seals is the deployment's; make it if there is none."""
-        if not self._key_is_known:
-            claim = self.keyring.claim(txn.get(KEY_ROW))
-            if claim is not None:
-                txn.put(KEY_ROW, claim)
-            self._key_is_known = claim is None
+    def _claim_key(self) -> None:
+        """Make sure that the key that seals is the deployment's; make it if there is none.
+
+        In a transaction of its own: the caller's would conflict with those of others who come first, too.
+        """
+
+        def claim(txn: Transaction) -> None:
+            wanted = self.keyring.claim(txn.get(KEY_ROW))
+            if wanted is not None:
+                txn.put(KEY_ROW, wanted)
+
+        if self._key_is_known:
+            return
+        known = self.client.snapshot(self.client.timestamp()).get(KEY_ROW)
+        if known is None:
+            self._commit(claim)
+        else:
+            self.keyring.claim(known)
+        self._key_is_known = True
 
     def _remove(self, keys: Sequence[JobKey], txn: Transaction) -> None:
         """Remove rows; keep for each name the highest id that it had."""
