@@ -7,6 +7,7 @@ gives them as one table: in memory while they are few, else in a mapped file.
 
 import os
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from penstock import metrics
 from penstock.durable_files import PRIVATE_FILE, create_private, make_private_folder
+from penstock.errors import Unavailable
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -37,13 +39,21 @@ class _Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class _Stored:
+    """A batch on disk: its bytes, and their checksum, which stays in memory."""
+
+    nbytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """The place of an item: its batches lie one after the other from `offset` on."""
 
     segment: _Segment
     offset: int
     items: tuple[object, ...]
-    """The values of the item; in place of a batch, its size in bytes."""
+    """The values of the item; in place of a batch, its place."""
     batches: tuple[bool, ...]
     """Which of the values are batches."""
 
@@ -51,7 +61,8 @@ class _Entry:
 class SpillQueue(Generic[T]):
     """A queue of tuples in its own folder: their batches are on disk, their other values in memory.
 
-    `build` makes an item from its values. `append` and `take` raise OSError when the disk fails.
+    `build` makes an item from its values. `append` and `take` raise OSError when the disk fails; `take`
+    raises Unavailable when the disk gives other bytes than it was given.
     """
 
     def __init__(
@@ -80,7 +91,8 @@ class SpillQueue(Generic[T]):
         ]
         buffers = [value for value, is_batch in zip(values, batches, strict=True) if is_batch]
         items = tuple(
-            value.size if is_batch else value for value, is_batch in zip(values, batches, strict=True)
+            _Stored(value.size, zlib.crc32(value)) if is_batch else value
+            for value, is_batch in zip(values, batches, strict=True)
         )
         with self._lock:
             if self._closed:
@@ -142,9 +154,9 @@ def _values(entry: _Entry) -> Iterator[object]:
     offset = entry.offset
     for value, is_batch in zip(entry.items, entry.batches, strict=True):
         if is_batch:
-            assert isinstance(value, int)
-            yield _read(entry.segment.descriptor, offset, value)
-            offset += value
+            assert isinstance(value, _Stored)
+            yield _read(entry.segment, offset, value)
+            offset += value.nbytes
         else:
             yield value
 
@@ -156,8 +168,11 @@ def _encode_batch(batch: pa.RecordBatch) -> pa.Buffer:
     return out.getvalue()
 
 
-def _read(descriptor: int, offset: int, nbytes: int) -> pa.RecordBatch:
-    return pa.ipc.open_stream(os.pread(descriptor, nbytes, offset)).read_next_batch()
+def _read(segment: _Segment, offset: int, stored: _Stored) -> pa.RecordBatch:
+    data = os.pread(segment.descriptor, stored.nbytes, offset)
+    if zlib.crc32(data) != stored.checksum:
+        raise Unavailable(f"spool file {segment.path} was damaged on the disk; the work is tried again")
+    return pa.ipc.open_stream(data).read_next_batch()
 
 
 def _write(descriptor: int, data: pa.Buffer, offset: int) -> None:

@@ -268,19 +268,19 @@ def read_entry(data: bytes, *, path: str) -> ManifestEntry:
     tree = _load(data, path)
     try:
         return ManifestEntry(
-            seq=int(tree["seq"]),
-            epoch=int(tree["epoch"]),
+            seq=_number(tree["seq"]),
+            epoch=_number(tree["epoch"]),
             writer=str(tree["writer"]),
             id=str(tree["id"]),
-            add=tuple(map(read_object, tree.get("add", ()))),
-            remove=tuple(map(_read_removal, tree.get("remove", ()))),
-            flushed_ts=int(tree.get("flushed_ts", 0)),
-            facts=tuple(tree.get("facts", ())),
-            archive=Archive(**tree["archive"]) if "archive" in tree else None,
-            forget=tuple(tree.get("forget", ())),
-            collect=tuple(tree.get("collect", ())),
+            add=tuple(map(read_object, _items(tree.get("add", [])))),
+            remove=tuple(map(_read_removal, _items(tree.get("remove", [])))),
+            flushed_ts=_number(tree.get("flushed_ts", 0)),
+            facts=_read_facts(tree.get("facts", [])),
+            archive=_read_archive(tree["archive"]) if "archive" in tree else None,
+            forget=tuple(map(str, _items(tree.get("forget", [])))),
+            collect=tuple(map(str, _items(tree.get("collect", [])))),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except _WRONG as error:
         raise Corrupt(f"manifest file {path} has a missing or wrong field; keep it for inspection") from (
             error
         )
@@ -310,21 +310,21 @@ def read_state(data: bytes, *, path: str) -> ManifestState:
     """Decode a checkpoint; raise Corrupt with the path when the file is not a checkpoint of this format."""
     tree = _load(data, path)
     try:
-        objects = [read_object(item) for item in tree["objects"]]
+        objects = [read_object(item) for item in _items(tree["objects"])]
         return ManifestState(
-            seq=int(tree["seq"]),
-            epoch=int(tree["epoch"]),
+            seq=_number(tree["seq"]),
+            epoch=_number(tree["epoch"]),
             writer=str(tree["writer"]),
-            flushed_ts=int(tree["flushed_ts"]),
+            flushed_ts=_number(tree["flushed_ts"]),
             objects={info.id: info for info in objects},
-            facts=tuple(tree["facts"]),
+            facts=_read_facts(tree["facts"]),
             origin=str(tree["origin"]),
-            archives=tuple(Archive(**item) for item in tree["archives"]),
-            archived_seq=int(tree["archived_seq"]),
-            history_ts=int(tree["history_ts"]),
-            oldest_ts=int(tree["oldest_ts"]),
+            archives=tuple(map(_read_archive, _items(tree["archives"]))),
+            archived_seq=_number(tree["archived_seq"]),
+            history_ts=_number(tree["history_ts"]),
+            oldest_ts=_number(tree["oldest_ts"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except _WRONG as error:
         raise Corrupt(f"checkpoint {path} has a missing or wrong field; remove it and try again") from error
 
 
@@ -337,8 +337,8 @@ def read_archive(data: bytes, *, path: str) -> list[ObjectInfo]:
     """Decode the list of an archive; raise Corrupt with the path when it is not a list of this format."""
     tree = _load(data, path)
     try:
-        return [read_object(item) for item in tree["objects"]]
-    except (KeyError, TypeError, ValueError) as error:
+        return [read_object(item) for item in _items(tree["objects"])]
+    except _WRONG as error:
         raise Corrupt(f"archive {path} has a missing or wrong field; keep it for inspection") from error
 
 
@@ -354,20 +354,63 @@ def object_tree(info: ObjectInfo) -> dict[str, Any]:
 
 def read_object(tree: Mapping[str, Any]) -> ObjectInfo:
     """Return the object of some JSON; raise KeyError, TypeError or ValueError when it is not an object."""
-    fields = dict(tree)
+    fields = {**tree, "id": _name(tree["id"])}
     if fields["side"] not in _SIDES or fields["kind"] not in _KINDS:
         raise ValueError("unknown side or kind")
     for name in ("key_min", "key_max"):
         fields[name] = base64.b64decode(fields[name], validate=True)
+    for name in _NUMBERS:
+        if name in fields:
+            fields[name] = _number(fields[name])
     if fields.get("targets") is not None:
         fields["targets"] = tuple(
-            sorted((str(target), int(rows)) for target, rows in fields["targets"].items())
+            sorted((target, _number(rows)) for target, rows in dict(fields["targets"]).items())
         )
     return ObjectInfo(**fields)
 
 
+_WRONG = (AttributeError, KeyError, TypeError, ValueError)
+"""What a tree of another shape raises."""
+_NUMBERS = ("schema_version", "create_ts", "min_ts", "max_ts", "rows", "size_bytes", "delete_ts", "seq")
+_NUMBER_BITS = 64
+
+
+def _number(value: object) -> int:
+    """Return a count or timestamp; raise ValueError for anything else, such as `true` or 1e999."""
+    if type(value) is not int or value.bit_length() > _NUMBER_BITS:
+        raise ValueError("not a number")
+    return value
+
+
+def _name(value: object) -> str:
+    """Return the name of a file; raise ValueError for one that leads out of its folder."""
+    if not isinstance(value, str) or not value or value.startswith(".") or {"/", "\\", "\0"} & set(value):
+        raise ValueError("not a name")
+    return value
+
+
+def _items(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return value
+
+
+def _read_facts(value: object) -> tuple[Mapping[str, Any], ...]:
+    facts = _items(value)
+    for fact in facts:
+        if not isinstance(fact, dict) or not isinstance(fact["kind"], str):
+            raise TypeError("not a fact")
+        if fact["kind"] in (LOADED, BEGUN, _DROPPED_FACT):
+            _number(fact["ts"])
+    return tuple(facts)
+
+
+def _read_archive(tree: Mapping[str, Any]) -> Archive:
+    return Archive(id=_name(tree["id"]), upto_ts=_number(tree["upto_ts"]), objects=_number(tree["objects"]))
+
+
 def _read_removal(tree: Mapping[str, Any]) -> Removal:
-    return Removal(id=str(tree["id"]), delete_ts=int(tree["delete_ts"]))
+    return Removal(id=str(tree["id"]), delete_ts=_number(tree["delete_ts"]))
 
 
 def _dump(tree: Mapping[str, Any]) -> bytes:
@@ -377,7 +420,7 @@ def _dump(tree: Mapping[str, Any]) -> bytes:
 def _load(data: bytes, path: str) -> Mapping[str, Any]:
     try:
         tree = json.loads(data.decode())  # json would guess the encoding of bytes, which takes as long again
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise Corrupt(f"manifest file {path} is not JSON; keep it for inspection") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         shown = tree.get("format") if isinstance(tree, dict) else None

@@ -75,7 +75,11 @@ def _replay(storage: ObjectStorage, root: str, state: ManifestState) -> Manifest
         data = storage.read(path)
         if data is None:
             return state
-        state = state.apply(read_entry(data, path=path))
+        entry = read_entry(data, path=path)
+        try:
+            state = state.apply(entry)
+        except Corrupt as error:
+            raise Corrupt(f"manifest file {path} does not fit: {error}") from error
 
 
 class ManifestLog:

@@ -135,8 +135,12 @@ def _bounds(footer: pq.FileMetaData, key: str) -> tuple[Any, Any, bool]:
     least: list[Any] = []
     most: list[Any] = []
     nulls = False
+    kind = footer.schema.column(place).physical_type if place >= 0 else None
     for group in range(footer.num_row_groups):
-        statistics = footer.row_group(group).column(place).statistics if place >= 0 else None
+        chunk = footer.row_group(group).column(place) if place >= 0 else None
+        if chunk is not None and chunk.physical_type != kind:  # asked for statistics, pyarrow would abort
+            raise pa.ArrowInvalid(f"chunks of {key} have another type than the column")
+        statistics = chunk.statistics if chunk is not None else None
         if statistics is None or not statistics.has_min_max:
             return None, None, True
         least.append(statistics.min)

@@ -27,6 +27,7 @@ _FRAME = struct.Struct("<IIHBBIQ")
 _SUMMED_FROM = 8  # the checksum covers the payload, then the header from here
 _FRAME_MAGIC = 0x9E57
 _ALIGN = 8
+_MARK_BYTES = 16
 FRAME_HEADER_BYTES = _FRAME.size
 
 
@@ -37,6 +38,9 @@ class FrameKind(IntEnum):
     RESOLVED = 2  # resolved timestamps of many tables: pairs of u64
     FORGET = 3  # all earlier frames of the table are void
     CUT = 4  # timestamps up to which changes of tables may be missing: pairs of u64
+
+
+_KINDS = frozenset(FrameKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,24 @@ def segment_header(number: int) -> bytes:
 
 
 def has_segment_header(data: pa.Buffer, number: int) -> bool:
-    """Return whether a segment begins with its header; one whose creation was cut short does not."""
+    """Return whether a segment begins with its header."""
+    return _first_bytes(data) == segment_header(number)
+
+
+def is_unfinished(data: pa.Buffer, number: int) -> bool:
+    """Return whether the creation of a segment without its header was cut short, so that it never counted.
+
+    Then the disk has a part of the header or nothing, and no frame of a second group. Anything else is
+    damage to frames that may have been acknowledged.
+    """
+    found = _first_bytes(data)
+    partial = segment_header(number).startswith(found.rstrip(b"\0"))
+    return partial and not _later_group_follows(data, SEGMENT_HEADER_BYTES - _ALIGN, [])
+
+
+def _first_bytes(data: pa.Buffer) -> bytes:
     found: bytes = data.slice(0, min(SEGMENT_HEADER_BYTES, data.size)).to_pybytes()
-    return found == segment_header(number)
+    return found
 
 
 def padding(length: int) -> int:
@@ -88,7 +107,10 @@ def encode_header(
 
 
 def read_frame(data: pa.Buffer, offset: int) -> Frame | None:
-    """Read the frame at an offset; return None when no whole frame with the right checksum is there."""
+    """Read the frame at an offset; return None when no whole frame with the right checksum is there.
+
+    Raises Corrupt for a sound frame of a kind that this version does not know.
+    """
     start = offset + FRAME_HEADER_BYTES
     if start > data.size:
         return None
@@ -99,6 +121,10 @@ def read_frame(data: pa.Buffer, offset: int) -> Frame | None:
     payload = data.slice(start, length)
     if zlib.crc32(header[_SUMMED_FROM:], zlib.crc32(payload)) != summed:
         return None
+    if kind not in _KINDS:
+        raise Corrupt(
+            f"the frame at offset {offset} has the unknown kind {kind}; upgrade Penstock to read it"
+        )
     end = start + length + padding(length)
     return Frame(FrameKind(kind), table_id, group, bool(first), offset, end, payload)
 
@@ -148,11 +174,19 @@ def encode_rows(batch: pa.RecordBatch) -> pa.Buffer:
 def decode_rows(frame: Frame) -> pa.RecordBatch:
     """Return the raw batch of a ROWS frame, without copying it; raise Corrupt when it has none."""
     try:
-        return pa.ipc.read_record_batch(frame.payload, RAW_SCHEMA)
-    except (pa.ArrowInvalid, OSError) as error:
+        batch = pa.ipc.read_record_batch(frame.payload, RAW_SCHEMA)
+        batch.validate(full=True)  # else offsets that lead out of the frame would be followed
+        if not batch.num_rows or any(
+            column.null_count
+            for column, field in zip(batch.columns, RAW_SCHEMA, strict=True)
+            if not field.nullable
+        ):
+            raise pa.ArrowInvalid("no rows, or rows without a key or a time")
+    except (pa.ArrowException, EOFError, OSError) as error:
         raise Corrupt(
             f"the log frame at offset {frame.offset} is sound but holds no rows; keep the log for inspection"
         ) from error
+    return batch
 
 
 def encode_marks(marks: Mapping[int, int]) -> bytes:
@@ -161,6 +195,10 @@ def encode_marks(marks: Mapping[int, int]) -> bytes:
 
 
 def decode_marks(frame: Frame) -> dict[int, int]:
-    """Return the timestamps of a RESOLVED or CUT frame, by table."""
+    """Return the timestamps of a RESOLVED or CUT frame, by table; raise Corrupt when it has none."""
+    if frame.payload.size % _MARK_BYTES:
+        raise Corrupt(
+            f"the log frame at offset {frame.offset} is sound but holds no marks; keep the log for inspection"
+        )
     pairs = np.frombuffer(frame.payload, dtype="<u8").reshape(-1, 2)
     return dict(pairs.tolist())

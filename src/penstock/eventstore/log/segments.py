@@ -8,7 +8,8 @@ In any case a table goes on from a timestamp up to which every change is in obje
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -94,7 +95,7 @@ def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], i
         raise Corrupt(f"log segment {path} is a symbolic link; put the file itself in its place")
     data = map_file(path)
     if not frames.has_segment_header(data, number):
-        if not last:
+        if not last or not frames.is_unfinished(data, number):
             raise Corrupt(f"log segment {path} has no header; keep it for inspection")
         _log.warning("log segment without a header removed", extra={"path": str(path)})
         path.unlink()
@@ -102,7 +103,8 @@ def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], i
             path.parent
         )  # else it may come back beside the next segment, when it is no longer the last
         return None
-    scan = frames.scan_segment(data)
+    with name_segment(path):
+        scan = frames.scan_segment(data)
     torn = scan.end < data.size
     if torn and (scan.damaged or not last):
         raise Corrupt(f"log segment {path} is damaged at offset {scan.end}; keep it for inspection")
@@ -116,6 +118,15 @@ def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], i
             extra={"path": str(path), "offset": scan.end, "bytes": data.size - scan.end},
         )
     return scan.frames, scan.end
+
+
+@contextmanager
+def name_segment(path: Path) -> Iterator[None]:
+    """Add the path of a segment to a Corrupt of what is in it."""
+    try:
+        yield
+    except Corrupt as error:
+        raise Corrupt(f"log segment {path}: {error}") from error
 
 
 def map_file(path: Path) -> pa.Buffer:

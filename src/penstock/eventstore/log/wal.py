@@ -36,6 +36,7 @@ from penstock.eventstore.log.segments import (
     SegmentFile,
     Sync,
     map_file,
+    name_segment,
     read_segment,
 )
 
@@ -135,7 +136,8 @@ class Wal:
         for number, path in segments:
             found = read_segment(path, number, last=number == segments[-1][0])
             if found is not None:
-                free += self._replay_segment(number, *found, replay)
+                with name_segment(path):
+                    free += self._replay_segment(number, *found, replay)
         self._begin_segment(segments[-1][0] + 1 if segments else 1)
         self._remove(free)
 

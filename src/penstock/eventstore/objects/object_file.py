@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from penstock.clock import SYSTEM, Clock
 from penstock.durable_files import create_private
-from penstock.errors import Corrupt
+from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ObjectInfo, ObjectKind
 from penstock.eventstore.paths import Side
@@ -112,7 +112,9 @@ class ObjectWriter:
             return
         if self._writer is None:
             create_private(self._file)
-            self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                self._file, self._schema, compression="zstd", write_page_checksum=True
+            )
         rows = pa.Table.from_batches(self._pending).cast(self._schema)
         self._writer.write_table(rows, self._group_rows)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
@@ -169,11 +171,22 @@ def open_object(
         with (
             storage.open(path) as source,
             pq.ParquetFile(
-                source, metadata=footer, read_dictionary=list(dictionaries), pre_buffer=True
+                source,
+                metadata=footer,
+                read_dictionary=list(dictionaries),
+                pre_buffer=True,
+                page_checksum_verification=True,
             ) as file,
         ):
+            if file.metadata.num_rows != info.rows:
+                raise Corrupt(
+                    f"object {path} has {file.metadata.num_rows} rows, and its manifest says {info.rows};"
+                    " keep it for inspection"
+                )
             yield file
-    except (pa.ArrowException, OSError) as error:
+    except pa.ArrowMemoryError as error:
+        raise Unavailable(f"object {path} needs more memory than there is; give the process more") from error
+    except (pa.ArrowException, KeyError, OSError, UnicodeError) as error:  # columns are missing or misnamed
         raise Corrupt(f"object {path} is damaged; keep it for inspection") from error
 
 
@@ -191,11 +204,17 @@ def column_bounds(
     """Return the bounds of a column in each row group; None where it has only nulls.
 
     Parquet keeps no bounds of very long values. `missing` is used for those; without it they raise
-    pa.ArrowInvalid.
+    pa.ArrowInvalid, as a footer without the column does.
     """
     leaves = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    if column not in leaves:
+        raise pa.ArrowInvalid(f"no column {column}")
     at = leaves.index(column)
-    return [_bounds(footer.row_group(group).column(at), missing) for group in range(footer.num_row_groups)]
+    chunks = [footer.row_group(group).column(at) for group in range(footer.num_row_groups)]
+    kind = footer.schema.column(at).physical_type
+    if any(chunk.physical_type != kind for chunk in chunks):  # asked for statistics, pyarrow would abort
+        raise pa.ArrowInvalid(f"chunks of {column} have another type than the column")
+    return [_bounds(chunk, missing) for chunk in chunks]
 
 
 def _bounds(chunk: pq.ColumnChunkMetaData, missing: ColumnBounds | None) -> ColumnBounds | None:

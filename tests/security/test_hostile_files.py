@@ -1,0 +1,50 @@
+"""Files that somebody changed end a read with an error that names them: no crash, no rows from elsewhere."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Corrupt
+from penstock.eventstore import manifest_log, paths
+from penstock.object_storage import open_storage
+from support.campaign import examples
+from support.hostilefiles import SUBJECTS, Log, Manifests
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("subject", sorted(SUBJECTS))
+def test_a_changed_file_is_named_or_does_not_matter(subject: str) -> None:
+    """In a process of its own: a defect in a library would end it, or take all memory."""
+    command = [sys.executable, "-m", "support.hostilefiles", subject, str(examples(60, 5000))]
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_an_object_of_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    """A collection would delete there."""
+    Manifests().write(tmp_path)
+    root = paths.table_root(7)
+    for path in (tmp_path / root / "manifest").iterdir():
+        path.write_text(path.read_text().replace('"id":"object3"', '"id":"../../../../victim"'))
+    with pytest.raises(Corrupt, match=r"manifest/0+5\.json has a missing or wrong field"):
+        manifest_log.load(open_storage(tmp_path.as_uri()), root)
+
+
+def test_rows_behind_a_damaged_header_of_the_log_are_not_taken_for_an_unfinished_segment(
+    tmp_path: Path,
+) -> None:
+    log = Log()
+    log.write(tmp_path)
+    last = paths.wal_segments(tmp_path)[-1][1]
+    data = last.read_bytes()
+    last.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(Corrupt, match="has no header"):
+        log.read(tmp_path)
+    assert last.exists()
+    last.write_bytes(data)
+    assert len(log.read(tmp_path)) == 8
