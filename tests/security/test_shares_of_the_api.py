@@ -150,3 +150,29 @@ def test_reads_are_in_the_usage_of_their_account(shared: ApiWorld) -> None:
     after = read_usage(shared.deployment.blocking_client)["bob"]
     assert after.nbytes - before.nbytes == len(answer.content)
     assert after.task_seconds > before.task_seconds
+
+
+def test_sinks_that_never_answer_hold_few_threads_of_the_api(shared: ApiWorld) -> None:
+    root, bob = shared.client("root"), shared.client("bob")
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as silent, ThreadPoolExecutor(60) as threads:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        keys = {"access_key_id": "a", "secret_access_key": "b", "region": "c", "allow_http": "true"}
+
+        def create(number: int) -> int:
+            wish = {
+                "id": f"silent{number}",
+                "sink_uri": f"s3://lake/out{number}?protocol=csv",
+                "storage_options": {"endpoint": endpoint, **keys},
+                "tables": ["of_bob.*"],
+            }
+            return root.post(FEEDS, json=wish).status_code
+
+        waiting = [threads.submit(create, number) for number in range(60)]
+        shared.until(lambda: sum(made.done() for made in waiting) >= 55, "they hold threads of the API")
+        refused = [made.result() for made in waiting if made.done()]
+        assert set(refused) == {503}, "one account holds no more than its share"
+        assert bob.get(JOBS, timeout=5).status_code == 200
+        silent.close()
+    for feed in root.get(FEEDS).json():
+        if feed["id"].startswith("silent"):
+            root.delete(f"{FEEDS}/{feed['id']}")

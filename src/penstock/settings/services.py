@@ -80,7 +80,7 @@ class ApiSettings(Frozen):
     audit_path: Path | None = None
     """File for the audit log, who did what; without one its entries are lines of the API's log."""
     readers: int = Field(4, ge=1, le=64)
-    """Reads, searches and comparisons to run at once. An account that runs none gets one more."""
+    """Reads, searches, comparisons and checks of sinks at once. An account that runs none gets one more."""
     reader_stall_s: float = Field(30, gt=0)
     """Seconds after which a read is cut off whose client takes nothing of it."""
     search_s: float = Field(30, gt=0, le=3600)

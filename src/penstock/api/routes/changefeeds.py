@@ -66,13 +66,14 @@ def get_changefeed(name: Name, deployment: Deployed, caller: Authenticated) -> d
     "/{id}", response_model=ChangefeedDetail, responses=problem_responses(*_ALWAYS, 403, 404, 409, 413)
 )
 def update_changefeed(
-    name: Name, patch: ChangefeedPatch, deployment: Deployed, caller: Authenticated
+    name: Name, patch: ChangefeedPatch, deployment: Deployed, caller: Authenticated, state: SharedState
 ) -> dict[str, Any]:
     """Change a paused changefeed; fields that are left out stay as they are."""
     feed = control_changefeeds.get_changefeed(deployment, name, account=caller.account)
     merged = {**feed.info.settings, **patch.changes}
     _check_tenant(deployment, caller, parse_changefeed(merged, origin=f"changefeed {name}"))
-    feed = control_changefeeds.update_changefeed(deployment, name, patch.changes, account=caller.account)
+    with state.readers.reading(caller.name):  # it looks into a new sink
+        feed = control_changefeeds.update_changefeed(deployment, name, patch.changes, account=caller.account)
     return changefeed_details(feed)
 
 
