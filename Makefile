@@ -4,13 +4,14 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/.installed
 VERSIONS := 3.11 3.12 3.13
+SPARKS := 4.1.4 4.2.1 4.3.0
 # Tests wait for half of their time: one more of them than there are cores.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 
 # Every process would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check soak judges lint types collect setup java chromium proto format docs bench versions audit \
+.PHONY: demo test check soak judges lint types collect setup java chromium proto format docs bench versions matrix audit \
 	requirements clean
 
 demo: setup
@@ -92,6 +93,9 @@ bench: setup
 
 versions: # unit tests and scenarios, on each Python that is installed
 	@./tools/try-versions $(VERSIONS)
+
+matrix: java # the tests of Spark, on each version of Spark that Penstock supports
+	@PYTHON=$(PYTHON) ./tools/try-sparks $(SPARKS)
 
 audit: setup # known vulnerabilities of the pinned packages; fails also when the advisory service cannot be asked
 	@$(BIN)/python tools/audit_dependencies.py --strict

@@ -1,7 +1,8 @@
 """A small Spark session for tests: one for each test process, because starting Java takes seconds."""
 
 import os
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from penstock.settings import PoolSettings, Settings, SparkSettings
 from penstock.spark.jvm import parse_master, quick_home
@@ -23,6 +24,8 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.stopTimeout": "30s",
 }
+HAS_ADMISSION = find_spec("pyspark.sql.streaming.datasource") is not None
+"""Whether Spark tells a stream how much a batch may have: from 4.2 on."""
 POOLS = {"billing": PoolSettings(weight=3, min_share=1)}
 
 
@@ -51,3 +54,12 @@ def stop_session() -> None:
 
     if SparkContext._active_spark_context is not None:
         SparkSession.builder.getOrCreate().stop()
+
+
+def latest_offset(reader: Any, start: dict[str, Any]) -> dict[str, Any]:
+    """Return the end of the batch that begins at `start`, asked for as this version of Spark does."""
+    if HAS_ADMISSION:
+        found: dict[str, Any] = reader.latestOffset(start, reader.getDefaultReadLimit())
+        return found
+    reader.partitions(start, start)  # so Spark 4.1 begins again from a checkpoint
+    return dict(reader.latestOffset())

@@ -116,7 +116,8 @@ class ChangeFeedReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the changes of a part, in order, in the Arrow schema that Spark expects."""
-        from penstock.spark.tables import as_declared, name_stale_reads
+        from penstock.spark.arrow_types import as_declared
+        from penstock.spark.tables import name_stale_reads
 
         assert isinstance(partition, ChangeFeedInput)
         with name_stale_reads(self.options.table, inclusive=True):

@@ -87,8 +87,8 @@ class _OneLineReader(DataSourceReader):
         with hide_worker_traceback():
             return self._inner.partitions()
 
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        if type(partition) is InputPartition and partition.value is None:
+    def read(self, partition: InputPartition | None) -> "Iterator[pa.RecordBatch]":
+        if partition is None or (type(partition) is InputPartition and partition.value is None):
             return  # Spark makes up a partition when a reader has planned none
         begin_task()
         with hide_worker_traceback():

@@ -5,21 +5,18 @@ had at that time: when one of them is dropped, its rows go without a delete, and
 without a start begins with a snapshot, whose timestamp its first offset fixes; a batch may have a part of the
 snapshot, up to a handle. The rows of a batch depend on its two offsets alone: a batch that is replayed has
 the same rows, whatever was flushed, merged or committed meanwhile.
+
+Spark 4.2 and later say where a batch begins and how much it may have. Spark 4.1 says neither, but plans the
+last batch of a checkpoint again before it asks for the next one: the reader keeps where that one ended.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
@@ -40,9 +37,14 @@ if TYPE_CHECKING:
     from penstock.spark.tables import TableRead
     from penstock.tables.schema import TableInfo
 
-__all__ = ["ChangeStreamReader", "Offset", "RefusedStreamReader", "open_stream"]
+__all__ = ["STREAM_READER", "ChangeStreamReader", "Offset", "RefusedStreamReader", "open_stream"]
 
 T = TypeVar("T")
+
+_admission: Any = None
+"""What Spark 4.2 and later have for sources that limit their batches; None before."""
+with suppress(ModuleNotFoundError):
+    _admission = importlib.import_module("pyspark.sql.streaming.datasource")
 
 _POLL_S = 0.5  # between two reads of the progress of a table without changes: Spark asks 100 times a second
 _IDLE_MS = 600_000  # after which a stream goes on without changes, so that it holds no old history
@@ -82,7 +84,7 @@ class Offset:
         return not self.ts or bool(self.handle)
 
 
-class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ChangeStreamReader(DataSourceStreamReader):
     """Plans micro-batches in one process for as long as the query runs, and reads them on executors.
 
     `declared` is the table from which the columns were taken; None when the caller gave a schema.
@@ -103,58 +105,54 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until_ts = options.to_ts
         self._newest_ts = 0
         self._poll_at = 0.0
+        self._planned: Offset | None = None
         self._hold: StreamHold | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start that the options name; Spark asks again when it replays the first batch."""
-        return Offset(self._options.from_ts or 0).as_json()
+        return self._first().as_json()
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return one limit, because Spark takes one; `latestOffset` obeys both."""
-        if self._options.max_rows_per_trigger is not None:
-            return ReadMaxRows(self._options.max_rows_per_trigger)
-        if self._options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(self._options.max_bytes_per_trigger)
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """End the run with what is committed now; later changes belong to another run."""
-        with hide_worker_traceback(), self._explain_errors():
-            newest_ts = self._with_table(_readable_ts)
-            self._until_ts = newest_ts if self._until_ts is None else min(self._until_ts, newest_ts)
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; `start` when nothing has changed."""
-        with hide_worker_traceback(), self._explain_errors():
-            begin = Offset.read(start)
-            if SYSTEM.monotonic() < self._poll_at:
-                return start
-            end = self._with_table(lambda view: self._next(view, begin, self._limit(limit)))
-            if end == begin:
-                self._poll_at = SYSTEM.monotonic() + _POLL_S
-            return end.as_json()
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return how far the table could be read at the last call of `latestOffset`."""
-        return Offset(self._newest_ts).as_json() if self._newest_ts else None
+    def latestOffset(self) -> dict[str, Any]:
+        """Return the end of the next micro-batch within the limits; its begin when nothing has changed."""
+        begin = self._planned or self._first()
+        return self._find_end(begin, self._change_limit())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the parts of a micro-batch."""
         with hide_worker_traceback(), self._explain_errors():
             begin, stop = Offset.read(start), Offset.read(end)
-            if (begin.ts, begin.handle) == (stop.ts, stop.handle):
-                return []
-            return self._with_table(lambda view: self._plan(view, begin, stop), at_ts=stop.ts)
+            planned: Sequence[InputPartition] = []
+            if (begin.ts, begin.handle) != (stop.ts, stop.handle):
+                planned = self._with_table(lambda view: self._plan(view, begin, stop), at_ts=stop.ts)
+            self._planned = stop
+            return planned
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of a part, on an executor."""
+        from penstock.spark.arrow_types import as_declared
         from penstock.spark.change_rows import read_feed
-        from penstock.spark.tables import as_declared
 
         assert isinstance(partition, StreamInput)
         begin_task()
         with hide_worker_traceback(), self._explain_errors():
             yield from as_declared(read_feed(partition.part, partition.rows), self._schema)
+
+    def _first(self) -> Offset:
+        return Offset(self._options.from_ts or 0)
+
+    def _change_limit(self) -> "ChangeLimit":
+        from penstock.changes.limits import ReadLimit as ChangeLimit
+
+        return ChangeLimit(self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger)
+
+    def _find_end(self, begin: Offset, limit: "ChangeLimit") -> dict[str, Any]:
+        with hide_worker_traceback(), self._explain_errors():
+            if SYSTEM.monotonic() < self._poll_at:
+                return begin.as_json()
+            end = self._with_table(lambda view: self._next(view, begin, limit))
+            if end == begin:
+                self._poll_at = SYSTEM.monotonic() + _POLL_S
+            return end.as_json()
 
     def _with_table(self, work: Callable[["TableView"], T], *, at_ts: int | None = None) -> T:
         """Do work with the table; once more after a failure: another capture may own the table now."""
@@ -243,8 +241,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _rows(self, view: "TableView", ts: int) -> "ChangeRows":
         """Return the declared rows; when the caller gave a schema, those of the table at `ts`."""
+        from penstock.spark.arrow_types import require_columns
         from penstock.spark.change_rows import ChangeRows
-        from penstock.spark.tables import require_columns
 
         if self._declared is not None:
             return ChangeRows(self._declared.table, self._options.columns)
@@ -259,13 +257,6 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.range_from is None and options.range_to is None:
             return b"", b""
         return handle_bounds(_table_at(view, ts), options.range_from, options.range_to)
-
-    def _limit(self, limit: ReadLimit) -> "ChangeLimit":
-        from penstock.changes.limits import ReadLimit as ChangeLimit
-
-        if isinstance(limit, ReadAllAvailable):
-            return ChangeLimit()
-        return ChangeLimit(self._options.max_rows_per_trigger, self._options.max_bytes_per_trigger)
 
     def _hold_history(self, view: "TableView", ts: int) -> None:
         from penstock.follow.holds import StreamHold
@@ -297,6 +288,43 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ) from error
 
 
+if _admission is not None:
+
+    class AdmittedStreamReader(ChangeStreamReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
+        """The reader for Spark 4.2 and later, which knows where a run of Trigger.AvailableNow ends."""
+
+        def getDefaultReadLimit(self) -> Any:
+            """Return one limit, because Spark takes one; `latestOffset` obeys both."""
+            if self._options.max_rows_per_trigger is not None:
+                return _admission.ReadMaxRows(self._options.max_rows_per_trigger)
+            if self._options.max_bytes_per_trigger is not None:
+                return _admission.ReadMaxBytes(self._options.max_bytes_per_trigger)
+            return _admission.ReadAllAvailable()
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            """End the run with what is committed now; later changes belong to another run."""
+            with hide_worker_traceback(), self._explain_errors():
+                newest_ts = self._with_table(_readable_ts)
+                self._until_ts = newest_ts if self._until_ts is None else min(self._until_ts, newest_ts)
+
+        def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # type: ignore[override]
+            """Return the end of the next micro-batch; `start` when nothing has changed."""
+            from penstock.changes.limits import ReadLimit as ChangeLimit
+
+            unlimited = isinstance(limit, _admission.ReadAllAvailable)
+            with hide_worker_traceback():
+                begin = Offset.read(start)
+            return self._find_end(begin, ChangeLimit() if unlimited else self._change_limit())
+
+        def reportLatestOffset(self) -> dict[str, Any] | None:
+            """Return how far the table could be read at the last call of `latestOffset`."""
+            return Offset(self._newest_ts).as_json() if self._newest_ts else None
+
+
+STREAM_READER: type[ChangeStreamReader] = ChangeStreamReader if _admission is None else AdmittedStreamReader
+"""The reader for the version of Spark that is installed."""
+
+
 class RefusedStreamReader(DataSourceStreamReader):
     """The reader of a stream that cannot be opened; raises the reason when Spark first calls it.
 
@@ -308,6 +336,11 @@ class RefusedStreamReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """Raise the reason."""
+        with hide_worker_traceback():
+            raise self._reason
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:
+        """Raise the reason: Spark 4.1 asks for the end of the first batch before its begin."""
         with hide_worker_traceback():
             raise self._reason
 
@@ -329,7 +362,7 @@ def open_stream(open_read: "Callable[[], TableRead]", schema: "StructType") -> D
         read = open_read()
         if not isinstance(read, ChangeFeedRead):
             raise Invalid("a stream reads changes; give option readChangeFeed = true as well")
-        return ChangeStreamReader(read.options, schema, read.declare(), parallelism=read.parallelism)
+        return STREAM_READER(read.options, schema, read.declare(), parallelism=read.parallelism)
     except PenstockError as error:
         return RefusedStreamReader(error)
 

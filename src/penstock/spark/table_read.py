@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.spark.tables import TableAtVersion, VersionedRead, as_declared, require_columns, spark_schema
+from penstock.spark.arrow_types import as_declared, require_columns, spark_schema
+from penstock.spark.tables import TableAtVersion, VersionedRead
 
 if TYPE_CHECKING:
     import pyarrow as pa

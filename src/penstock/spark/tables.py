@@ -9,7 +9,7 @@ columns are checked.
 import logging
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.partition import TableView
 from penstock.object_storage import StorageRef
-from penstock.tables.arrow import shown_name
+from penstock.spark.arrow_types import require_columns, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -39,15 +39,12 @@ __all__ = [
     "TableAtVersion",
     "TableRead",
     "VersionedRead",
-    "as_declared",
     "name_stale_reads",
     "newest_ts",
     "open_table",
     "plan_with_retry",
-    "require_columns",
     "require_readable",
     "require_storage",
-    "spark_schema",
 ]
 
 
@@ -257,46 +254,3 @@ class VersionedRead(ABC, Generic[F, R]):
     @abstractmethod
     def _reader(self, fixed: F, schema: "StructType") -> R:
         """Return a reader of a fixed read; its columns have been checked."""
-
-
-def spark_schema(schema: pa.Schema) -> "StructType":
-    """Return the schema that Spark declares for batches of an Arrow schema: columns have their own names.
-
-    Raises Invalid when a column of the table and a system column have one name.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    names = [shown_name(name) for name in schema.names]
-    for name in names:
-        if names.count(name) > 1:
-            raise Invalid(
-                f"the table has a column {name} of its own; name one of the two in `columns`, the table's"
-                " with a space at its end"
-            )
-    return from_arrow_schema(
-        pa.schema([field.with_name(name) for name, field in zip(names, schema, strict=True)])
-    )
-
-
-def require_columns(declared: "StructType", found: pa.Schema, *, table: str) -> None:
-    """Raise Invalid unless `found` has every column of a declared schema with its type."""
-    types = {field.name: field.dataType for field in spark_schema(found)}
-    for field in declared:
-        kind = types.get(field.name)
-        if kind != field.dataType:
-            actual = "not there" if kind is None else kind.simpleString()
-            raise Invalid(
-                f"column {field.name} of {table} is {actual}, not {field.dataType.simpleString()};"
-                " leave the schema to the data source"
-            )
-
-
-def as_declared(batches: Iterable[pa.RecordBatch], declared: "StructType") -> Iterator[pa.RecordBatch]:
-    """Yield batches with exactly the columns that Spark expects; copy only batches that differ."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    expected = to_arrow_schema(declared, timezone="UTC")
-    for stored in batches:
-        if stored.num_rows:
-            batch = stored.rename_columns([shown_name(name) for name in stored.schema.names])
-            yield batch if batch.schema.equals(expected) else batch.select(expected.names).cast(expected)

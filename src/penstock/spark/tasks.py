@@ -75,7 +75,7 @@ def _run_job(spark: "SparkSession", works: Sequence[Work[R_co]]) -> list[R_co]:
     """Run one Spark job with a task for each work."""
     shipped = tuple(works)
 
-    def run(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    def run(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
         begin_task()
@@ -115,7 +115,7 @@ def spread(pieces: Iterable[T], tasks: int, *, weight: Callable[[T], int]) -> tu
 
 def map_in_arrow(
     frame: "DataFrame",
-    work: "Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]",
+    work: "Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]",
     schema: "StructType | str",
 ) -> "DataFrame":
     """Map the batches of a frame whose columns may have any names.
@@ -125,7 +125,7 @@ def map_in_arrow(
     """
     names = frame.columns
 
-    def work_with_names(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    def work_with_names(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         begin_task()
         yield from work(batch.rename_columns(names) for batch in batches)
 

@@ -18,6 +18,7 @@ from penstock.spark import tables
 from penstock.spark.source import PenstockDataSource
 from support.itemtables import item, item_table
 from support.servedworld import ServedWorld
+from support.spark import latest_offset
 from support.warmstore import WarmStore
 
 
@@ -127,7 +128,7 @@ def test_a_stream_goes_on_when_its_capture_moves_between_two_questions(
         reader = source.streamReader(source.schema())
         monkeypatch.setattr(tables, "open_table", opened_before_it_moves)
         start = reader.initialOffset()
-        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        end = latest_offset(reader, start)
         assert end == {"ts": world.ts, "ids": [1]}
         parts = reader.partitions(start, end)
         assert sum(batch.num_rows for each in parts for batch in reader.read(each)) == 10
@@ -142,7 +143,7 @@ def test_a_stream_waits_for_a_capture_that_crashed_and_goes_on_where_it_comes_ba
     def next_end(start: dict[str, Any], **options: Any) -> dict[str, Any]:
         source = PenstockDataSource({**capture.options(readChangeFeed="true"), **options})
         reader = source.streamReader(declared)
-        return reader.latestOffset(start, reader.getDefaultReadLimit())
+        return latest_offset(reader, start)
 
     with Announced(world, tmp_path) as capture:
         declared = PenstockDataSource(capture.options(readChangeFeed="true")).schema()

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.spark.errors import translate_spark_errors
 from penstock.spark.options import parse_options
-from penstock.spark.stream import ChangeStreamReader
+from penstock.spark.stream import STREAM_READER
 from penstock.tables.alter import add_column
 from support.feedworld import FeedWorld, WorldTable
 from support.itemtables import item, item_table
 from support.servedworld import ServedDatabase, ServedWorld
+from support.spark import HAS_ADMISSION, latest_offset
 
 Change = tuple[int, str, int, str]
 DEADLINE_S = 60
@@ -71,9 +71,13 @@ class Stream:
     def run(self, frame: DataFrame | None = None, **trigger: Any) -> list[list[Change]]:
         """The batches of one run to its end."""
         self.batches.clear()
-        query = self.start(frame, **(trigger or {"availableNow": True}))
+        single_batch = not HAS_ADMISSION and not trigger  # what Spark 4.1 makes of availableNow
+        query = self.start(frame, **(trigger or ({} if single_batch else {"availableNow": True})))
         try:
             with translate_spark_errors():
+                if single_batch:
+                    query.processAllAvailable()
+                    query.stop()
                 assert query.awaitTermination(DEADLINE_S), "the query does not end"
         finally:
             query.stop()
@@ -192,7 +196,7 @@ def test_no_batch_is_larger_than_is_admitted_unless_a_single_commit_is(stream: S
     world.commit(row(20, "y"))
     world.resolve()
     (everything,) = stream.run(once=True)
-    assert len(everything) == 8
+    assert len(everything) == (8 if HAS_ADMISSION else 6), "Spark 4.1 does not say that it reads but once"
 
 
 def test_bytes_bound_the_first_rows_the_changes_in_objects_and_those_that_are_not_flushed(
@@ -410,8 +414,8 @@ def test_a_stream_whose_offset_names_other_physical_tables_ends_whatever_storage
     put(ddl_world, 5)
     ddl_world.resolve_all()
     options = parse_options(ddl_world.options(readChangeFeed="true"), defaults={}, settings=None)
-    reader = ChangeStreamReader(options, StructType(), None, parallelism=1)
+    reader = STREAM_READER(options, StructType(), None, parallelism=1)
     mine = list(ddl_world.tables["shop.items"].info.physical_ids)
-    assert reader.latestOffset({"ts": since_ts, "ids": mine}, ReadAllAvailable())["ids"] == mine
+    assert latest_offset(reader, {"ts": since_ts, "ids": mine})["ids"] == mine
     with pytest.raises(StaleRead, match="start the query with a new checkpoint"):
-        reader.latestOffset({"ts": since_ts, "ids": [*mine, 9999]}, ReadAllAvailable())
+        latest_offset(reader, {"ts": since_ts, "ids": [*mine, 9999]})

@@ -223,7 +223,7 @@ class SparkEngine:
             return [[] for _ in work]
         tasks = spread(parts, self._tasks, weight=lambda part: part.rows)
 
-        def encode(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        def encode(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
             begin_task()
             for batch in batches:
                 for task in batch.column(0).to_pylist():
@@ -274,7 +274,7 @@ class SparkEngine:
         shipped = tuple(files)
         target, threads = self._target, self._threads
 
-        def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        def write(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
             begin_task()
             with hide_worker_traceback():
                 payloads = ((place >> _PLACE_BITS, payload) for place, payload in read_payloads(batches))

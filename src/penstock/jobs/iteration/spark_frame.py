@@ -102,7 +102,7 @@ class SparkFrames:
         from pyspark import StorageLevel  # here: most processes that run jobs never need Spark
 
         from penstock.changes.columns import choose_columns
-        from penstock.spark.tables import spark_schema
+        from penstock.spark.arrow_types import spark_schema
 
         spark = self._session()
         frame_columns = _FrameColumns(scan.schema, choose_columns(scan.schema.table, columns))
@@ -178,8 +178,8 @@ def _open_frame(
         return _open_local_frame(spark, plan, frame_columns, declared, keys)
     shipped, distinct = plan.parts, plan.distinct
 
-    def read(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        from penstock.spark.tables import as_declared
+    def read(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        from penstock.spark.arrow_types import as_declared
 
         begin_task()
         for batch in batches:
@@ -189,8 +189,8 @@ def _open_frame(
                         _read_part(shipped[number], frame_columns, distinct=distinct), declared
                     )
 
-    def last(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        from penstock.spark.tables import as_declared
+    def last(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        from penstock.spark.arrow_types import as_declared
 
         with hide_worker_traceback(), _scratch() as folder:
             yield from as_declared(last_rows(batches, keys, folder), declared)
@@ -206,7 +206,7 @@ def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple
     """Compute a frame; return the traced transactions among its rows, with their numbers of rows."""
     from penstock.eventstore.sides import COMMIT_TS
 
-    def pick(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    def pick(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
         begin_task()

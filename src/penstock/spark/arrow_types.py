@@ -1,0 +1,122 @@
+"""Arrow batches in the types of Spark: the type of each column both ways, the same on every version of Spark.
+
+Spark's own conversion is private, and versions of it differ in timestamps without a time zone. Only the types
+that tables and changes have are listed (`penstock.tables.arrow`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.errors import Invalid
+from penstock.tables.arrow import shown_name
+
+__all__ = ["as_declared", "require_columns", "spark_schema"]
+
+_SPARK_TYPES: Mapping[pa.DataType, DataType] = {
+    pa.bool_(): BooleanType(),
+    pa.int8(): ByteType(),
+    pa.int16(): ShortType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.float32(): FloatType(),
+    pa.float64(): DoubleType(),
+    pa.string(): StringType(),
+    pa.binary(): BinaryType(),
+    pa.date32(): DateType(),
+    pa.timestamp("us", tz="UTC"): TimestampType(),
+    pa.timestamp("us"): TimestampNTZType(),
+    pa.duration("us"): DayTimeIntervalType(),
+}
+_ARROW_TYPES = {spark: arrow for arrow, spark in _SPARK_TYPES.items()}
+_LARGE = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+_ELEMENT = "element"  # as Spark names the values of an array
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return the schema that Spark declares for batches of an Arrow schema: columns have their own names.
+
+    Raises Invalid when a column of the table and a system column have one name.
+    """
+    names = [shown_name(name) for name in schema.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise Invalid(
+                f"the table has a column {name} of its own; name one of the two in `columns`, the table's"
+                " with a space at its end"
+            )
+    return StructType(
+        [
+            StructField(name, _spark_type(field.type), nullable=field.nullable)
+            for name, field in zip(names, schema, strict=True)
+        ]
+    )
+
+
+def require_columns(declared: StructType, found: pa.Schema, *, table: str) -> None:
+    """Raise Invalid unless `found` has every column of a declared schema with its type."""
+    types = {field.name: field.dataType for field in spark_schema(found)}
+    for field in declared:
+        kind = types.get(field.name)
+        if kind != field.dataType:
+            actual = "not there" if kind is None else kind.simpleString()
+            raise Invalid(
+                f"column {field.name} of {table} is {actual}, not {field.dataType.simpleString()};"
+                " leave the schema to the data source"
+            )
+
+
+def as_declared(batches: Iterable[pa.RecordBatch], declared: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield batches with exactly the columns that Spark expects; copy only batches that differ."""
+    expected = pa.schema(
+        [pa.field(field.name, _arrow_type(field.dataType), nullable=field.nullable) for field in declared]
+    )
+    for stored in batches:
+        if stored.num_rows:
+            batch = stored.rename_columns([shown_name(name) for name in stored.schema.names])
+            yield batch if batch.schema.equals(expected) else batch.select(expected.names).cast(expected)
+
+
+def _spark_type(kind: pa.DataType) -> DataType:
+    if pa.types.is_decimal128(kind):
+        return DecimalType(kind.precision, kind.scale)
+    if pa.types.is_list(kind):
+        return ArrayType(_spark_type(kind.value_type), containsNull=kind.value_field.nullable)
+    if pa.types.is_struct(kind):
+        fields = [StructField(field.name, _spark_type(field.type), field.nullable) for field in kind]
+        return StructType(fields)
+    found = _SPARK_TYPES.get(_LARGE.get(kind, kind))
+    assert found is not None, f"no column has the type {kind}"
+    return found
+
+
+def _arrow_type(kind: DataType) -> pa.DataType:
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, ArrayType):
+        return pa.list_(pa.field(_ELEMENT, _arrow_type(kind.elementType), nullable=kind.containsNull))
+    if isinstance(kind, StructType):
+        return pa.struct(
+            [pa.field(field.name, _arrow_type(field.dataType), field.nullable) for field in kind]
+        )
+    return _ARROW_TYPES[kind]
