@@ -18,7 +18,7 @@ SEED = os.environ.get("PENSTOCK_SEED", "1")
 DATABASES = ["shop.*", "d?.*"]
 
 
-@pytest.mark.parametrize("script", ["simple"])
+@pytest.mark.parametrize("script", ["simple", "keys", "tables"])
 def test_nothing_is_lost_or_applied_twice_when_the_changefeed_is_killed(tmp_path: Path, script: str) -> None:
     with (
         JudgeWorld(tmp_path, DATABASES, sink={"file-size": "4KiB"}) as world,

@@ -60,7 +60,7 @@ def _hide_impossible_dates(batches: Batches) -> Batches:
             if of_data or of_tombstones:
                 metrics.CHANGES_HIDDEN_DATES_TOTAL.inc()
                 _name_columns(batch.schema.name, {*of_data, *of_tombstones})
-                batch = replace(batch, data=data, tombstones=tombstones)  # noqa: PLW2901
+                batch = replace(batch, data=data, tombstones=tombstones)  # noqa: PLW2901 - the same batch without them
             yield batch
 
 
