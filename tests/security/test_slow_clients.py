@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import httpx
@@ -17,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from penstock import eventloop
+from penstock import eventloop, process
 from penstock.api.app import create_app
 from penstock.api.connections import Admission
 from penstock.api.deployment import LateDeployment
@@ -25,6 +27,8 @@ from penstock.api.server import serve
 from penstock.cli import service
 from penstock.cli.service import MetricServer
 from penstock.clock import SYSTEM
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.read.flight_client import FlightReader
 from penstock.settings import parse
 from penstock.store import server as server_module
 from support.apiworld import blocking
@@ -266,6 +270,21 @@ def test_silent_connections_to_the_placement_driver_and_the_stores_are_ended(
         await endpoint.stop()
 
     eventloop.run(attack())
+
+
+def test_a_thousand_silent_connections_to_flight_shut_nobody_out() -> None:
+    """It has no caps of its own; a process may have enough files open for all of them."""
+    process.raise_file_limit()
+    store: Any = SimpleNamespace(tables=list)
+    service = FlightService("127.0.0.1:0", store, store)
+    try:
+        with ExitStack() as held:
+            for _ in range(1005):
+                held.enter_context(connect(f"http://{service.addr}"))
+            with FlightReader(service.addr) as reader:
+                assert reader.tables() == []
+    finally:
+        service.close()
 
 
 def test_a_process_may_open_more_files_than_the_usual_limit() -> None:
