@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from penstock.settings import Settings
+from penstock.settings import Settings, with_tokens
 from support.capture import CaptureProcess
 from support.warmstore import WarmStore
 
@@ -19,6 +19,7 @@ def cluster(folder: Path, **jobs: Any) -> Iterator[tuple[Settings, Path]]:
     with WarmStore.start(folder / "kv", stores=1, faults=False) as store:
         tree = {
             "pd_addrs": [store.pd_addr],
+            "secrets_dir": str(folder / "secrets"),
             "capture": {
                 "data": str(folder / "capture"),
                 "storage": f"file://{folder}/events",
@@ -29,4 +30,4 @@ def cluster(folder: Path, **jobs: Any) -> Iterator[tuple[Settings, Path]]:
         config = folder / "jobs.yaml"
         config.write_text(yaml.safe_dump(tree))
         with CaptureProcess(folder, tree):
-            yield Settings.model_validate(tree), config
+            yield with_tokens(Settings.model_validate(tree)), config

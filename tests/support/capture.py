@@ -13,13 +13,16 @@ __all__ = ["CaptureProcess"]
 
 
 class CaptureProcess(ServiceProcess):
-    """`penstock capture` as a child process. As a context manager it ends the process."""
+    """`penstock capture` as a child process. As a context manager it ends the process.
+
+    Unless the settings say where, its tokens are below `folder`; who reads its rows needs the same settings.
+    """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         config = folder / "penstock.yaml"
         warm = shared_start("penstock.cli.services.capture")
         super().__init__(folder / "capture.log", "capture", "--config", str(config), warm=warm)
-        config.write_text(yaml.safe_dump(dict(settings)))
+        config.write_text(yaml.safe_dump({"secrets_dir": str(folder / "secrets"), **settings}))
 
     @property
     def flight_addr(self) -> str:

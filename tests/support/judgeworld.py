@@ -88,6 +88,7 @@ class JudgeWorld:
     def _settings(self, pd_addr: str) -> dict[str, Any]:
         return {
             "pd_addrs": [pd_addr],
+            "secrets_dir": str(self._folder / "secrets"),
             "capture": {
                 "data": str(self._folder / "capture"),
                 "storage": f"file://{self._folder}/events",

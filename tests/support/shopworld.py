@@ -22,7 +22,7 @@ from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client
-from penstock.settings import Settings
+from penstock.settings import Settings, with_tokens
 from penstock.tables import Catalog
 from support.capture import CaptureProcess
 from support.jobrunners import JobRunners
@@ -157,7 +157,7 @@ def shop_world(folder: Path, *, seed: str) -> Iterator[ShopWorld]:
         yield ShopWorld(
             seed=seed,
             folder=places,
-            settings=Settings.model_validate(tree),
+            settings=with_tokens(Settings.model_validate(tree)),
             client=client,
             db=db,
             jobs=Jobs(client),
@@ -170,6 +170,7 @@ def shop_world(folder: Path, *, seed: str) -> Iterator[ShopWorld]:
 def _settings(folder: Path, pd_addr: str) -> dict[str, Any]:
     return {
         "pd_addrs": [pd_addr],
+        "secrets_dir": str(folder / "secrets"),
         "capture": {
             "tables": ["shop.*"],
             "data": str(folder / "capture"),

@@ -90,6 +90,7 @@ class World:
     def settings(self) -> dict[str, Any]:
         return {
             "pd_addrs": [self.pd_addr],
+            "secrets_dir": str(self.folder / "secrets"),
             "capture": {
                 "data": str(self.folder / "capture"),
                 "storage": f"file://{self.folder}/events",

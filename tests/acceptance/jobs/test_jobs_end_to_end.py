@@ -84,6 +84,7 @@ class World:
         self.items.insert([item(number) for number in range(200)])
         self.settings: dict[str, Any] = {
             "pd_addrs": [store.pd_addr],
+            "secrets_dir": str(folder / "secrets"),
             "capture": {
                 "tables": ["shop.*"],
                 "data": str(folder / "capture"),

@@ -39,6 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[WarmStore]:
 def capture_settings(cluster: WarmStore, folder: Path, name: str) -> dict[str, Any]:
     return {
         "pd_addrs": [cluster.pd_addr],
+        "secrets_dir": str(folder / "secrets"),
         "capture": {
             "id": name,
             "data": str(folder / name),

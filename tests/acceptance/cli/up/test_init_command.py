@@ -3,7 +3,7 @@
 import urllib.request
 from pathlib import Path
 
-from penstock.settings import Settings, load
+from penstock.settings import Settings, read_file
 from support.command import ServiceProcess, penstock
 
 
@@ -12,7 +12,7 @@ def test_a_settings_file_is_written_once(tmp_path: Path) -> None:
     done = penstock("init", str(path), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{path} is written; edit it, then run: penstock up --config {path}\n"
-    assert load(path) == Settings()
+    assert read_file(path) == Settings()
     secrets = tmp_path / "penstock-data" / "secrets"
     tokens = {file.name: file.read_text() for file in secrets.iterdir()}
     assert tokens.keys() == {"admin.token", "flight.token"}

@@ -194,6 +194,7 @@ def settings(folder: Path, pd_addr: str, bucket: S3Bucket) -> dict[str, Any]:
     }
     return {
         "pd_addrs": [pd_addr],
+        "secrets_dir": str(folder / "secrets"),
         "capture": {
             "data": str(folder / "capture"),
             "storage": f"file://{folder}/events",
