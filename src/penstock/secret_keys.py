@@ -21,7 +21,7 @@ from penstock.clock import SYSTEM
 from penstock.durable_files import make_folder, open_private, replace_file, sync_data, sync_folder
 from penstock.errors import Corrupt, Invalid
 
-__all__ = ["KEY_ROW", "Keyring", "MissingKey"]
+__all__ = ["KEY_ROW", "Keyring", "LossyKeyring", "MissingKey"]
 
 KEY_ROW = b"penstock/secrets/key"
 """The row of the key-value store with the id of the deployment's first key."""
@@ -160,6 +160,22 @@ class Keyring:
             sync_folder(self.path.parent)
         except OSError as error:
             raise Invalid(f"key file {self.path} cannot be made ({error.strerror}); {_REMEDY}") from error
+
+
+class LossyKeyring(Keyring):
+    """The same keys, for a deployment that has lost one: what it sealed is opened as `instead`."""
+
+    def __init__(self, keys: Keyring, instead: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.path = keys.path
+        self._instead = instead
+
+    def open(self, sealed: str) -> dict[str, Any]:
+        """Return what `seal` got, or `instead` when its key is lost; raise Corrupt for a damaged text."""
+        try:
+            return super().open(sealed)
+        except MissingKey:
+            return dict(self._instead)
 
 
 _NEXT = "next "

@@ -5,7 +5,8 @@
     ${file:/run/token}  the content of a file, without the end of its last line
     $${                 the characters ${ themselves
 
-`PROVIDERS` has what may stand before the colon. A value is resolved once: what it contains is never looked
+`PROVIDERS`, and the entry points of installed packages in `GROUP`, are what may stand before the colon: a
+function from the place after it to the secret. A value is resolved once: what it contains is never looked
 at again. A message names the reference, never a value. Tenants may not write references: they would read
 what is the operator's.
 """
@@ -15,11 +16,13 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from penstock.errors import Invalid, Unavailable
 
 __all__ = [
+    "GROUP",
     "PROVIDERS",
     "UnresolvedReference",
     "escape_references",
@@ -84,12 +87,29 @@ def _resolve(found: re.Match[str]) -> str:
     provider = found["provider"]
     if provider is None:
         return _read_variable(found["name"], found["default"])
-    if provider not in PROVIDERS:
-        known = ", ".join(f"${{{name}:...}}" for name in sorted(PROVIDERS))
+    if provider in PROVIDERS:
+        return PROVIDERS[provider](found["place"])
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    if provider not in offered:
+        known = ", ".join(f"${{{name}:...}}" for name in sorted({*PROVIDERS, *offered}))
         raise Invalid(
             f"{found.group()} names no provider of secrets; use ${{NAME}}, {known}, or $${{ for ${{"
         )
-    return PROVIDERS[provider](found["place"])
+    return _ask_provider(offered[provider], found.group(), found["place"])
+
+
+def _ask_provider(point: EntryPoint, reference: str, place: str) -> str:
+    """Ask a provider of another package. Its own errors may show a value, so that only their type is told."""
+    try:
+        secret = point.load()(place)
+        if isinstance(secret, str):
+            return secret
+        why = f"it returned a {type(secret).__name__}, not a text"
+    except UnresolvedReference:
+        raise
+    except Exception as error:  # noqa: BLE001 - the provider is foreign code and may raise anything
+        why = type(error).__name__
+    raise UnresolvedReference(f"{reference} has no answer of its provider {point.value} ({why}); check both")
 
 
 def _read_variable(name: str, default: str | None) -> str:
@@ -123,6 +143,8 @@ def _read_file(place: str) -> str:
         ) from None
 
 
+GROUP = "penstock.secrets"
+"""The group of entry points in which packages offer providers by name, such as one for a vault."""
 PROVIDERS: dict[str, Callable[[str], str]] = {"file": _read_file}
 """By name, what returns the secret at a place. It raises UnresolvedReference, without a value, when there is
 none."""

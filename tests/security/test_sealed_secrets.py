@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from penstock import eventloop
 from penstock.changefeeds.commands import create_changefeed
 from penstock.changefeeds.model import ChangefeedStatus
 from penstock.changefeeds.store import INFOS, STATUSES, ChangefeedStore
 from penstock.control.deployment import open_deployment
+from penstock.control.jobs import unregister_job
 from penstock.control.secrets import prune_keys, rotate_key
 from penstock.jobs.api import Jobs
 from penstock.jobs.job import JobId
@@ -180,3 +182,27 @@ async def test_a_rotation_seals_everything_with_the_new_key_while_others_go_on(t
         assert (await running.get("lake")).info.settings["sink_uri"] == SINK
         await running.reseal()
         await world.register("shop.items/second", consumer="webhook", options={"url": "http://127.0.0.1:9/"})
+
+
+async def test_a_deployment_whose_key_is_lost_goes_on_without_what_it_sealed(tmp_path: Path) -> None:
+    async with job_world(tmp_path) as world:
+        await register(world, "http://127.0.0.1:9/")
+        await create_feed(world, ChangefeedStore(world.async_client))
+        settings = world.settings.model_copy(update={"secrets_dir": tmp_path / "new"})
+
+        def recover() -> None:
+            with open_deployment(settings) as deployment:
+                with pytest.raises(MissingKey):
+                    rotate_key(deployment)
+                assert not deployment.keys.path.exists()
+                rotated = rotate_key(deployment, lost=True)
+                assert (rotated["jobs"], rotated["changefeeds"]) == (1, 1)
+                (job,) = deployment.jobs().get_jobs()
+                assert job.spec.detail.consumer.options == {}
+                assert job.spec.consumer == "webhook"
+                (feed,) = eventloop.run(deployment.feeds.list())
+                assert feed.info.settings["sink_uri"] == ""
+                eventloop.run(deployment.feeds.remove("lake"))
+                unregister_job(deployment.jobs(), JobId.parse("shop.items/hook"))
+
+        await world.do(recover)

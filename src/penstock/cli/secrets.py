@@ -21,6 +21,10 @@ def rotate(
         bool,
         typer.Option("--prepare", help="Only add the next key, to copy the file to other machines first."),
     ] = False,
+    lost: Annotated[
+        bool,
+        typer.Option("--lost", help="Give up what is sealed with keys that are lost; then give it again."),
+    ] = False,
     config: Config = None,
     pd: Pd = None,
 ) -> None:
@@ -29,7 +33,7 @@ def rotate(
     from penstock.control.secrets import rotate_key
 
     with open_deployment(load_settings(config, pd)) as deployment:
-        print_json(rotate_key(deployment, prepare=prepare))
+        print_json(rotate_key(deployment, prepare=prepare, lost=lost))
 
 
 @app.command()

@@ -1,11 +1,13 @@
 """References to secrets: what they are, what they resolve to, and what errors say."""
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import secret_references
 from penstock.errors import Invalid
 from penstock.secret_references import (
     UnresolvedReference,
@@ -79,6 +81,27 @@ def test_an_unknown_provider_is_refused() -> None:
         Invalid, match=r"\$\{fiel:/x\} names no provider of secrets; use \$\{NAME\}, \$\{file"
     ):
         resolve_references("${fiel:/x}")
+
+
+def from_a_vault(place: str) -> str:
+    if place == "gone":
+        raise KeyError("value of another secret")
+    return {"db#password": "pa55word", "number": 5}[place]  # type: ignore[return-value] # of a bad provider
+
+
+def test_a_package_may_offer_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("vault", f"{__name__}:from_a_vault", "penstock.secrets")
+    monkeypatch.setattr(EntryPoint, "load", lambda _: from_a_vault)
+    monkeypatch.setattr(
+        secret_references, "entry_points", lambda group: [point] * (group == "penstock.secrets")
+    )
+    assert resolve_references("x${vault:db#password}") == "xpa55word"
+    for place, why in (("gone", "KeyError"), ("number", "it returned a int, not a text")):
+        with pytest.raises(UnresolvedReference) as error:
+            resolve_references(f"${{vault:{place}}}")
+        assert str(error.value).startswith(f"${{vault:{place}}} has no answer of its provider")
+        assert why in str(error.value)
+        assert "value of" not in str(error.value)
 
 
 @given(st.text("$ {}aA:-/"))
