@@ -46,7 +46,7 @@ def test_a_consumer_that_waits_for_its_target_for_too_long_is_ended_and_retried(
 
     bench.consumers = {"copy": Waiting}
     (again,) = bench.run(job_row("j"))
-    assert again.status.error_code == ErrorCode.STALLED == 4
+    assert (again.status.error_code, int(ErrorCode.STALLED)) == (ErrorCode.STALLED, 4)
     assert "jobs.stall_s" in again.status.error_msg
     assert (again.status.failures, again.watermark) == (1, 0)
     assert _stalls() == before + 1
@@ -79,6 +79,33 @@ def test_a_patient_consumer_may_work_longer(bench: Bench) -> None:
     assert bench.run(job_row("j")) == []
 
 
+class _Frames:
+    """A DataFrame that is nothing but there."""
+
+    def __init__(self) -> None:
+        self.dataframe = self
+
+    def open(self, *_: object) -> "_Frames":
+        return self
+
+    def select(self, *_: str) -> "_Frames":
+        return self
+
+    def release(self) -> None:
+        return
+
+
+def test_work_on_executors_is_left_to_the_timeouts_of_spark(bench: Bench) -> None:
+    def write(_job: JobContext, data: DataRetriever) -> None:
+        data.dataframe()
+        threading.Event().wait(STALL_S * 3)
+
+    bench.settings["spark_rows"] = 1
+    bench.options |= {"frames": _Frames(), "spark": lambda _account: None}
+    bench.consumers = {"copy": consumer_of(write)}
+    assert bench.run(job_row("j")) == []
+
+
 def test_waiting_for_changes_is_not_the_consumers_stall(bench: Bench) -> None:
     """A consumer that waits for its slow sibling, or for the source, does not stall."""
     bench.settings |= {"consumer_batches": 1, "consumer_patience_s": 60}
@@ -89,10 +116,10 @@ def test_waiting_for_changes_is_not_the_consumers_stall(bench: Bench) -> None:
             job.progressed()
         all_rows(data)
 
-    bench.consumers = {
-        "slow": consumer_of(slow),
-        "quick": consumer_of(lambda _job, data: all_rows(data) and None),
-    }
+    def quick(_job: JobContext, data: DataRetriever) -> None:
+        all_rows(data)
+
+    bench.consumers = {"slow": consumer_of(slow), "quick": consumer_of(quick)}
     assert bench.run(job_row("slow", "slow"), job_row("quick", "quick")) == []
 
 

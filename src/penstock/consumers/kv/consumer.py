@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -65,6 +66,7 @@ class KvTable(Consumer):
     """
 
     options_type = KvOptions
+    patience: ClassVar[int] = 4  # a tail is one transaction, and a first sync deletes all rows at first
 
     @classmethod
     def targets(cls, info: ConsumerInfo) -> tuple[Target, ...]:

@@ -143,9 +143,11 @@ class ConsumerRun:
         if self._canceled or self._stalled is not None:
             return None
         now, limit_s = self._services.clock.monotonic(), self._stall_s
+        found = self._retriever
         # A consumer that waits for changes waits for the source and for its siblings, not for its target.
-        waits = self._retriever is not None and self._retriever.waiting
-        return (now if waits else self._progress_at) + limit_s
+        # What executors do shows no progress here, and may take hours; Spark's tasks have their own timeouts.
+        excused = found is not None and (found.waiting or found.on_executors)
+        return (now if excused else self._progress_at) + limit_s
 
     @property
     def _stall_s(self) -> float:
@@ -403,6 +405,11 @@ class JobRetriever:
     def large(self) -> bool:
         """Whether there are enough changes for executors, and Spark is there."""
         return self._shared.on_executors
+
+    @property
+    def on_executors(self) -> bool:
+        """Whether the changes were taken as a DataFrame."""
+        return self._frame is not None
 
     def next(self) -> Retrieved:
         """Return the next changes in the job's columns; after the last ones, the empty end every time."""
