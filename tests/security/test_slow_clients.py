@@ -144,14 +144,18 @@ def test_whoever_does_not_read_the_answer_is_ended(url: str, path: str) -> None:
         assert SYSTEM.monotonic() < deadline, "the server keeps the answer for ever"
 
 
-def test_whoever_reads_steadily_gets_all_of_a_large_answer(url: str) -> None:
-    """It takes several times the time-out, and every moment some of it."""
+def read_steadily(url: str, **options: Any) -> int:
+    """Read an answer, which takes several times the time-out, and every moment some of it."""
     got = 0
-    with httpx.stream("GET", f"{url}/large", timeout=LATE_S) as answer:
+    with httpx.stream("GET", url, timeout=LATE_S, **options) as answer:
         for chunk in answer.iter_raw(1 << 20):
             got += len(chunk)
             SYSTEM.pause(CLIENT_S / 8)
-    assert got == LARGE
+    return got
+
+
+def test_whoever_reads_steadily_gets_all_of_a_large_answer(url: str) -> None:
+    assert read_steadily(f"{url}/large") == LARGE
 
 
 def test_a_body_in_pieces_and_a_connection_that_stays_are_served(url: str) -> None:
@@ -222,6 +226,7 @@ def test_silent_connections_are_ended_before_the_tls_handshake_too(tmp_path: Pat
         with httpx.Client(base_url=url, verify=context) as client:
             assert client.post("/echo", content=b"x" * 200_000).text == "200000"
             assert len(client.get("/large").text) == LARGE
+        assert read_steadily(f"{url}/large", verify=context) == LARGE
 
 
 def test_slow_and_silent_connections_keep_no_scraper_from_the_metrics(

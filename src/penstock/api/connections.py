@@ -114,7 +114,8 @@ class ApiConnection(H11Protocol):
         super().__init__(config, server_state, {**app_state, _STATE_KEY: self}, _loop)
         self._door = door
         self._begun = False  # uvicorn knows the connection
-        self._opened: asyncio.Transport | None = None  # below TLS, until the handshake is done
+        self._opened: asyncio.Transport | None = None  # below TLS
+        self._secured: asyncio.Transport | None = None  # above TLS, once the handshake is done
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []  # what came with the last bytes of the handshake
         self._timer: asyncio.TimerHandle | None = None
@@ -155,13 +156,13 @@ class ApiConnection(H11Protocol):
                 ssl_shutdown_timeout=self._door.client_s,
             )
             if secured is not None and not secured.is_closing():
+                self._secured = secured
                 self._begin(secured)
                 return
         self._leave()
 
     def _begin(self, transport: asyncio.Transport) -> None:
         self._begun = True
-        self._opened = transport
         super().connection_made(transport)
         early, self._early = self._early, []
         for data in early:
@@ -230,9 +231,16 @@ class ApiConnection(H11Protocol):
             self._start_timer(self._body_due if self._receiving else None)
 
     def _start_timer(self, due: float | None = None) -> None:
-        assert self._opened is not None, "a connection has a transport once it waits"
-        self._unsent = self._opened.get_write_buffer_size()
+        self._unsent = self._unsent_bytes()
         self._timer = self.loop.call_at(due or self.loop.time() + self._door.client_s, self._expire)
+
+    def _unsent_bytes(self) -> int:
+        """Return the bytes that the client has not taken; TLS has a buffer above the socket's."""
+        return sum(
+            transport.get_write_buffer_size()
+            for transport in (self._opened, self._secured)
+            if transport is not None
+        )
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -241,8 +249,7 @@ class ApiConnection(H11Protocol):
 
     def _expire(self) -> None:
         """End the connection, unless its client takes its answer slowly but steadily."""
-        assert self._opened is not None, "a timer runs on an opened connection only"
-        if self._unsent - self._opened.get_write_buffer_size() >= _PROGRESS_BYTES:
+        if self._unsent - self._unsent_bytes() >= _PROGRESS_BYTES:
             self._start_timer()
             return
         metrics.API_REFUSED_TOTAL.labels("slow").inc()
