@@ -111,17 +111,21 @@ def test_commands_keep_references_of_options_and_of_spec_files(
 def test_settings_keep_the_credentials_of_changefeeds_as_references(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BUCKET", "lake")
+    monkeypatch.setenv("BUCKET", "lake")  # where files go, and which tables, is no secret
     path = tmp_path / "penstock.yaml"
     path.write_text(
         "changefeeds:\n"
         "  all:\n"
         "    sink_uri: s3://${BUCKET}/x?access-key=${SINK_KEY}\n"
         "    storage_options: {secret_access_key: '${file:/run/key}'}\n"
+        "    sink: {terminator: '${END}'}\n"
+        "    tables: ['${BUCKET}.*']\n"
     )
     feed = load(path).changefeeds["all"]
     assert feed.sink_uri.get_secret_value() == "s3://lake/x?access-key=${SINK_KEY}"
     assert feed.storage_options == {"secret_access_key": "${file:/run/key}"}
+    assert feed.sink == {"terminator": "${END}"}
+    assert feed.tables == ("lake.*",)
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ class _RunningChangefeed:
             if tenant is not None:
                 resolve_tenant_texts({"sink_uri": settings.sink_uri.get_secret_value()})
                 resolve_tenant_texts({**settings.storage_options, **settings.sink})
-            options = sink_options(settings)
+            options = await asyncio.to_thread(sink_options, settings)  # a provider of secrets may be slow
             run_options = changefeed_options(info, settings)
             if tenant is not None:  # links and settings may have changed since it was created
                 await call_in_thread(tenant.check, feed_target(options))

@@ -174,7 +174,7 @@ def expand(tree: Any) -> Any:
 
 
 def _expand_file(tree: Any) -> Any:
-    """Expand a settings file, except for the credentials of changefeeds, which their runner resolves.
+    """Expand a settings file, except for parameters and credentials of changefeeds: their runner does that.
 
     They are stored beside the changefeed, as references. Where its files go is known from the start: the
     part of a sink URI before its parameters is expanded.
@@ -192,7 +192,7 @@ def _expand_file(tree: Any) -> Any:
 def _expand_feed(section: Any) -> Any:
     if not isinstance(section, dict):
         return expand(section)
-    kept = {key: section[key] for key in ("storage_options",) if key in section}
+    kept = {key: section[key] for key in ("sink", "storage_options") if key in section}
     uri = section.get("sink_uri")
     if isinstance(uri, str):
         place, mark, parameters = uri.partition("?")
