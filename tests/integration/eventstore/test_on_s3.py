@@ -50,7 +50,7 @@ def test_of_racing_owners_one_wins_each_number(storage: ObjectStorage) -> None:
         log = ManifestLog.open(storage, "t", writer=name)
         for number in range(5):
             try:
-                log.commit(facts=[{"note": f"{name}-{number}"}])
+                log.commit(facts=[{"kind": "note", "note": f"{name}-{number}"}])
             except Fenced:
                 return
             commits.append(f"{name}-{number}")

@@ -51,7 +51,7 @@ class TwoOwners(RuleBasedStateMachine):
         newest = load(self.storage, "t")
         self.storage.fail = fail
         try:
-            log.commit(facts=[{"note": note}])
+            log.commit(facts=[{"kind": "note", "note": note}])
         except Unavailable:
             self.doubtful.add(note)
             epoch = log.epoch
