@@ -1,0 +1,346 @@
+"""Hostile traffic against a whole deployment, beside the work of a tenant that does no harm.
+
+Strangers hold connections, send garbage and guess tokens at every port. The tenant ann has webhooks that
+never answer, searches and reads that cost much, and names bob's things in her requests. Bob writes rows, and
+has a changefeed and a job. In `make soak` it lasts an hour, and bob's lags are compared with those before it.
+In `make test` it lasts seconds, in which lags say more about the machine.
+"""
+
+import contextlib
+import random  # noqa: TID251 - seeded
+import socket
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import pytest
+import yaml
+
+from penstock.clock import SYSTEM
+from penstock.control.part_states import UpStates
+from penstock.kv import Client
+from penstock.object_storage import open_storage
+from penstock.tables import Catalog, Table
+from penstock.testing.directory import Replica
+from support.apiworld import TOKENS
+from support.campaign import length
+from support.command import ServiceProcess
+
+pytestmark = pytest.mark.timeout(6000)
+
+WHOLE_S = 3600
+HOSTILE_S = length(8, WHOLE_S)
+CALM_S = length(3, 120)
+DEADLINE_S = 120.0
+COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
+SILENT = 100
+"""Connections that one stranger holds at a time."""
+LEAST_LAG_S = 2.0
+"""A lag below the flush interval and a second of Spark is not told apart from none."""
+
+
+class BlackHole:
+    """Accepts every connection, and never answers."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+@dataclass
+class World:
+    """A deployment of two tenants in a directory."""
+
+    folder: Path
+    up: ServiceProcess
+    cluster: Client
+    table: Table
+    hole: BlackHole
+    rows: dict[int, str] = field(default_factory=dict)
+    """What bob's table has, by the answers of its commits."""
+
+    @property
+    def api(self) -> str:
+        addr = next(part.addr for part in self.parts if part.name == "api")
+        return addr if "//" in addr else f"http://{addr}"
+
+    @property
+    def parts(self) -> Any:
+        states = UpStates.read(self.folder / "penstock-data/up")
+        assert states is not None
+        return states.parts
+
+    def client(self, account: str | None) -> httpx.Client:
+        headers = {} if account is None else {"Authorization": f"Bearer {TOKENS[account]}"}
+        return httpx.Client(base_url=self.api, headers=headers, timeout=30)
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = SYSTEM.monotonic() + DEADLINE_S
+        while not holds():
+            assert SYSTEM.monotonic() < deadline, f"{what}\n{self.up.log[-4000:]}"
+            SYSTEM.pause(0.1)
+
+
+@contextlib.contextmanager
+def open_world(folder: Path) -> Iterator[World]:
+    with BlackHole() as hole:
+        tree = {
+            "store": {"pd_addr": "127.0.0.1:0"},
+            "capture": {"flight_addr": "127.0.0.1:0"},
+            "jobs": {"greedy_interval_s": 0.2, "interval_s": 0.5, "stall_s": 5},
+            "api": {
+                "addr": "127.0.0.1:0",
+                "accounts": {
+                    "root": {"token": TOKENS["root"], "admin": True},
+                    "ann": {
+                        "token": TOKENS["ann"],
+                        "targets": [f"http://{hole.address}/", f"file://{folder}/ann"],
+                    },
+                    "bob": {"token": TOKENS["bob"], "targets": [f"file://{folder}/bob"]},
+                },
+            },
+        }
+        (folder / "penstock.yaml").write_text(yaml.safe_dump(tree))
+        up = ServiceProcess(folder / "up.log", "up", "--config", "penstock.yaml", cwd=folder)
+        with up, Client.connect(up.ready["pd"]) as client:
+            db = Catalog(client)
+            for account in ("ann", "bob"):
+                db.create_account(account)
+                db.create_database(f"of_{account}", account=account)
+                db.create_table(f"of_{account}.items", COLUMNS)
+            db.table("of_ann.items").insert([{"id": number, "name": "red kettle"} for number in range(200)])
+            yield World(folder, up, client, db.table("of_bob.items"), hole)
+            assert up.terminate() == 0, up.log[-4000:]
+
+
+class Bob:
+    """Writes rows, and notes how far behind its changefeed and its job are."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._http = world.client("bob")
+        self.lags: dict[str, list[float]] = {"changefeed": [], "job": []}
+
+    def set_up(self) -> None:
+        folder = self._world.folder
+        sink = f"file://{folder}/bob/feed?protocol=canal-json&flush-interval=1s"
+        feed = {"id": "feed", "sink_uri": sink, "tables": ["of_bob.*"], "start": "snapshot"}
+        job = {
+            "trigger": {"job_type": "greedy"},
+            "detail": {"consumer": {"consumer": "parquet", "options": {"uri": f"file://{folder}/bob/copy"}}},
+        }
+        assert self._http.post("/api/v1/changefeeds", json=feed).status_code == 201
+        made = self._http.post("/api/v1/jobs", json={"job": "of_bob.items/copy", "spec": job})
+        assert made.status_code == 201, made.text
+
+    def work(self, seconds: float) -> dict[str, float]:
+        """Write for a while; return the median lag of each."""
+        self.lags = {name: [] for name in self.lags}
+        end = SYSTEM.monotonic() + seconds
+        while SYSTEM.monotonic() < end:
+            self._write()
+            self._look()
+            SYSTEM.pause(0.2)
+        return {name: statistics.median(lags) for name, lags in self.lags.items() if lags}
+
+    def catch_up(self) -> None:
+        """Wait until both have everything."""
+        done_ts = self._write()
+        for name, path, key in (
+            ("changefeed", "/api/v1/changefeeds/feed", "checkpoint_ts"),
+            ("job", "/api/v1/jobs/of_bob.items/copy", "watermark"),
+        ):
+            self._world.until(
+                lambda path=path, key=key: self._reached(path, key, done_ts), f"bob's {name} stands"
+            )
+
+    def verify(self) -> dict[str, Any]:
+        answer = self._http.post("/api/v1/jobs/of_bob.items/copy/verify", timeout=DEADLINE_S)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def _reached(self, path: str, key: str, ts: int) -> bool:
+        with contextlib.suppress(httpx.HTTPError, KeyError):
+            return int(self._http.get(path).json()[key]) >= ts
+        return False
+
+    def _write(self) -> int:
+        number = len(self._world.rows)
+        rows = [{"id": each, "name": f"row {each}"} for each in range(number, number + 5)]
+        self._world.table.insert(rows)
+        self._world.rows |= {row["id"]: row["name"] for row in rows}
+        return self._world.cluster.timestamp()
+
+    def _look(self) -> None:
+        for name, path in (
+            ("changefeed", "/api/v1/changefeeds/feed"),
+            ("job", "/api/v1/jobs/of_bob.items/copy"),
+        ):
+            answer = self._http.get(path)
+            assert answer.status_code in {200, 429, 503}, answer.text
+            if answer.status_code == 200 and answer.json()["lag_s"] is not None:
+                self.lags[name].append(answer.json()["lag_s"])
+
+
+class Attack:
+    """Hostile traffic by several threads until it is stopped; `refused` counts requests that were refused."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self._world = world
+        self._seed = seed
+        self._stop = threading.Event()
+        self._ports = [part.addr for part in world.parts if part.addr]
+        self.refused = 0
+        self.accepted: list[str] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        kinds = (
+            self._hold_connections,
+            self._send_garbage,
+            self._guess,
+            self._be_ann,
+            self._name_bobs,
+            self._hang,
+        )
+        with ThreadPoolExecutor(len(kinds)) as pool:
+            works = [pool.submit(self._repeat, kind, number) for number, kind in enumerate(kinds)]
+            try:
+                yield
+            finally:
+                self._stop.set()
+            for work in works:
+                work.result()
+
+    def _repeat(self, attack: Callable[[random.Random], None], number: int) -> None:
+        dice = random.Random(f"{self._seed}-{number}")
+        while not self._stop.is_set():
+            with contextlib.suppress(OSError, httpx.HTTPError):  # refused connections are what we want
+                attack(dice)
+            self._stop.wait(0.05)
+
+    def _connect(self, dice: random.Random) -> socket.socket:
+        host, _, port = dice.choice(self._ports).rpartition("//")[2].rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=5)
+
+    def _hold_connections(self, dice: random.Random) -> None:
+        with contextlib.ExitStack() as held:
+            for _ in range(SILENT):
+                with contextlib.suppress(OSError):
+                    connection = held.enter_context(self._connect(dice))
+                    connection.send(b"GET /api/v1/tables HTTP/1.1\r\nX: "[: dice.randrange(36)])
+            self._stop.wait(3)
+
+    def _send_garbage(self, dice: random.Random) -> None:
+        with self._connect(dice) as connection:
+            start = dice.choice(
+                [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"]
+            )
+            connection.sendall(start + dice.randbytes(dice.randrange(4096)))
+            connection.settimeout(1)
+            connection.recv(4096)
+
+    def _guess(self, dice: random.Random) -> None:
+        token = dice.randbytes(16).hex()
+        headers = {"Authorization": f"Bearer {token}", "Origin": "http://evil.example"}
+        path = dice.choice(
+            ["tables", "jobs", "changefeeds", "overview", "tables/of_bob.items", "../../etc/passwd"]
+        )
+        self._expect_refusal(httpx.get(f"{self._world.api}/api/v1/{path}", headers=headers, timeout=10))
+
+    def _be_ann(self, dice: random.Random) -> None:
+        job = f"of_ann.items/hook-{dice.randrange(12)}"
+        options = {"url": f"http://{self._world.hole.address}/in"}
+        spec = {
+            "trigger": {"job_type": "greedy"},
+            "detail": {"consumer": {"consumer": "webhook", "options": options}},
+        }
+        with self._world.client("ann") as http:
+            http.post("/api/v1/jobs", json={"job": job, "spec": spec})
+            http.get("/api/v1/tables/of_ann.items/changes", params={"from_ts": 1, "limit": 1000})
+            self._expect_refusal(
+                http.get(
+                    f"/api/v1/search/{job}", params={"q": "red", "filter": "name = repeat('x', 2000000000)"}
+                )
+            )
+            if dice.random() < 0.3:
+                http.delete(f"/api/v1/jobs/{job}")
+
+    def _name_bobs(self, dice: random.Random) -> None:
+        method, path, body = dice.choice(
+            [
+                ("GET", "tables/of_bob.items", None),
+                ("GET", "tables/of_bob.items/changes", None),
+                ("GET", "jobs/of_bob.items/copy", None),
+                ("DELETE", "jobs/of_bob.items/copy", None),
+                ("POST", "jobs/of_bob.items/copy/pause", None),
+                ("POST", "changefeeds/feed/pause", None),
+                ("DELETE", "changefeeds/bob.feed", None),
+                (
+                    "POST",
+                    "changefeeds",
+                    {"id": "all", "sink_uri": f"file://{self._world.folder}/ann", "tables": ["*.*"]},
+                ),
+                (
+                    "POST",
+                    "changefeeds",
+                    {"id": "b", "sink_uri": f"file://{self._world.folder}/bob", "tables": ["of_ann.*"]},
+                ),
+            ]
+        )
+        with self._world.client("ann") as http:
+            self._expect_refusal(http.request(method, f"/api/v1/{path}", json=body))
+
+    def _hang(self, dice: random.Random) -> None:
+        """Ask for much, and take nothing of the answer."""
+        host, _, port = self._world.api.rpartition("//")[2].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            token = TOKENS["ann"]
+            connection.sendall(
+                f"GET /api/v1/tables/of_ann.items/changes?from_ts=1&limit=100000 HTTP/1.1\r\nHost: {host}\r\n"
+                f"Authorization: Bearer {token}\r\n\r\n".encode()
+            )
+            self._stop.wait(dice.random() * 5)
+
+    def _expect_refusal(self, answer: httpx.Response) -> None:
+        if 400 <= answer.status_code < 500 or answer.status_code == 503:
+            self.refused += 1
+        else:
+            self.accepted.append(f"{answer.status_code} {answer.request.method} {answer.request.url.path}")
+
+
+def test_hostile_traffic_takes_nothing_from_a_tenant_that_does_no_harm(tmp_path: Path) -> None:
+    with open_world(tmp_path) as world:
+        bob = Bob(world)
+        bob.set_up()
+        bob.catch_up()
+        calm = bob.work(CALM_S)
+        attack = Attack(world, seed=1)
+        with attack.running():
+            hostile = bob.work(HOSTILE_S)
+        assert attack.accepted == []
+        assert attack.refused > HOSTILE_S
+        bob.catch_up()
+        restarts = {part.name: part.restarts for part in world.parts if part.name != "jobs"}
+        assert set(restarts.values()) == {0}, f"a part ended: {restarts}"
+        assert bob.verify()["same"] is True
+        replica = Replica(open_storage(f"file://{tmp_path}/bob/feed"))
+        replica.catch_up()
+        replica.check()
+        found = {row["id"]: row["name"] for row in replica.tables["of_bob.items"].values()}
+        assert found == world.rows
+        if HOSTILE_S >= WHOLE_S:
+            for name, lag_s in hostile.items():
+                assert lag_s <= 2 * max(calm[name], LEAST_LAG_S), f"{name}: {lag_s} s beside {calm[name]} s"
