@@ -201,7 +201,8 @@ class Log(RuleBasedStateMachine):
         if kind in {"pending", "started"}:
             state = P if kind == "pending" else R
             more = {} if kind == "pending" else {"at": 1}
-            made = getattr(transitions, kind)(row.watermark, to_ts, runner=1, **more)
+            begin = transitions.queue_iteration if kind == "pending" else transitions.start_iteration
+            made = begin(row.watermark, to_ts, runner=1, **more)
             return made, row.counted(state=state, to_ts=to_ts)
         if kind == "completed":
             after = row.counted(state=C, watermark=to_ts, committed_ts=to_ts, to_ts=to_ts, failures=0)
