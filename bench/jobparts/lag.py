@@ -19,6 +19,7 @@ from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv import Client
+from penstock.secret_keys import Keyring
 from penstock.settings import Settings
 from penstock.tables import Catalog
 from support.command import ServiceProcess
@@ -51,7 +52,7 @@ def measure_lag(
     folder: Path, settings: Settings, config: Path, rows: int, commits: int, gap_s: float
 ) -> None:
     client = Client.connect(settings.pd_addrs)
-    db, jobs = Catalog(client), Jobs(client)
+    db, jobs = Catalog(client), Jobs(client, keys=Keyring(settings.secrets_dir))
     db.create_database("shop")
     db.create_table("shop.docs", DOCS)
     docs, texts = db.table("shop.docs"), Texts(rows)

@@ -17,6 +17,7 @@ from penstock.jobs.consumer import Consumer, DataRetriever, iter_batches
 from penstock.jobs.job import Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client
+from penstock.secret_keys import Keyring
 from penstock.settings import Settings
 from penstock.tables import Catalog
 from support.jobworld import JobWorld
@@ -160,7 +161,8 @@ async def measure_ticks(settings: Settings, tables: int, jobs: int, changing: in
         await ScanFollower.connect(settings, client) as source,
     ):
         face = Client(client)
-        world = JobWorld(settings, client, face, Catalog(face), source, Jobs(face), capture=None)
+        own = Jobs(face, keys=Keyring(settings.secrets_dir))
+        world = JobWorld(settings, client, face, Catalog(face), source, own, capture=None)
         await world.do(world.db.create_database, "shop")
         async with world.running(find={"counting": Counting}.__getitem__):
             shop = Shop(world, jobs // tables, changing)

@@ -22,6 +22,7 @@ from penstock.jobs.api import Jobs
 from penstock.jobs.job import Job, JobId
 from penstock.jobs.spec import JobSpec
 from penstock.kv import AsyncClient, Client
+from penstock.secret_keys import Keyring
 from penstock.settings import Settings, with_tokens
 from penstock.tables import Catalog
 from support.capture import CaptureProcess
@@ -160,7 +161,7 @@ def shop_world(folder: Path, *, seed: str) -> Iterator[ShopWorld]:
             settings=with_tokens(Settings.model_validate(tree)),
             client=client,
             db=db,
-            jobs=Jobs(client),
+            jobs=Jobs(client, keys=Keyring(folder / "secrets")),
             workload=workload,
             runners=runners,
             dsn=server.new_database(),

@@ -15,6 +15,7 @@ from penstock.changefeeds.commands import create_changefeed
 from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.kv import AsyncClient, Client
+from penstock.secret_keys import Keyring
 from penstock.settings import parse_changefeed
 from penstock.tables import Catalog
 from penstock.testing.directory import Replica
@@ -118,7 +119,12 @@ class World:
 
         async def create() -> None:
             async with await AsyncClient.connect([self.pd_addr]) as client:
-                await create_changefeed(ChangefeedStore(client), name, wanted, now_ts=start_ts)
+                await create_changefeed(
+                    ChangefeedStore(client, keys=Keyring(self.folder / "secrets")),
+                    name,
+                    wanted,
+                    now_ts=start_ts,
+                )
 
         eventloop.run(create())
         return sink_options(wanted)
