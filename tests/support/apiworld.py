@@ -73,9 +73,11 @@ class ApiWorld:
 
 
 @contextmanager
-def api_world(folder: Path, api: Mapping[str, Any] | None = None) -> Iterator[ApiWorld]:
-    """Return a world in `folder`, with settings of the API."""
-    with blocking(job_world(folder)) as world:
+def api_world(
+    folder: Path, api: Mapping[str, Any] | None = None, *, capture: Mapping[str, Any] | None = None
+) -> Iterator[ApiWorld]:
+    """Return a world in `folder`, with settings of the API and of the capture."""
+    with blocking(job_world(folder, capture=capture)) as world:
         tree = {"addr": "127.0.0.1:0", **(api or {})}
         settings = world.settings.model_copy(
             update={"api": ApiSettings(**tree), "up": world.settings.up.model_copy(update={"data": folder})}
