@@ -59,11 +59,14 @@ _STORAGE_OPTIONS = {
     "session_token": _WORD,
     "server_side_encryption": _WORD,
     "sse_kms_key_id": _WORD,
-    "virtual_hosted_style_request": re.compile(r"true|false|1|0", re.IGNORECASE),
     "account_key": _WORD,
     "sas_key": re.compile(r"[A-Za-z0-9+/=:._%&?-]{1,4096}"),
 }
-"""Storage options of a tenant: its own credentials, and nothing that leads to another server or file."""
+"""Storage options of a tenant: its own credentials, and nothing that leads to another server, bucket or file.
+
+`virtual_hosted_style_request` is not among them: with a server of the operator's own, it leaves the bucket
+out of the address, so that the first step of the path becomes the bucket.
+"""
 
 
 class TenantRefused(Invalid):

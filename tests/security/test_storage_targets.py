@@ -79,7 +79,8 @@ HOSTILE_OPTIONS = [
     {"google_application_credentials": "/etc/passwd"},
     {"session_token": "a\r\nHost: evil.example"},
     {"access_key_id": "a\nb"},
-    {"virtual_hosted_style_request": "yes@127.0.0.1"},
+    {"virtual_hosted_style_request": "true"},  # without the bucket, the path's first step becomes one
+    {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false"},
 ]
 
 

@@ -15,7 +15,7 @@ from penstock.jobs.usage import Usage
 from penstock.verify.results import LastVerification
 from penstock.verify.target import TargetVerifyReport
 
-__all__ = ["job_details", "job_summary", "report_details", "usage_rows"]
+__all__ = ["hidden_options", "job_details", "job_summary", "report_details", "usage_rows"]
 
 _MASK = "***"
 
@@ -117,12 +117,18 @@ def _spec(job: Job, allowed_code: Sequence[str]) -> dict[str, Any]:
     tree = job.spec.dump()
     consumer = tree.get("detail", {}).get("consumer", {})
     if "options" in consumer:
-        public = _public_options(job.spec.consumer, allowed_code)
+        hidden = hidden_options(job, allowed_code)
         consumer["options"] = {
-            name: _mask_address(value) if name in public and not is_secret(name) else _MASK
+            name: _MASK if name in hidden else _mask_address(value)
             for name, value in consumer["options"].items()
         }
     return tree
+
+
+def hidden_options(job: Job, allowed_code: Sequence[str] = ()) -> set[str]:
+    """Return the options of a job whose values are shown to nobody."""
+    public = _public_options(job.spec.consumer, allowed_code)
+    return {name for name in job.spec.detail.consumer.options if name not in public or is_secret(name)}
 
 
 def _public_options(name: str, allowed_code: Sequence[str]) -> set[str]:

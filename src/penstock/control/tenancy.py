@@ -13,12 +13,22 @@ from dataclasses import dataclass
 
 from penstock.changefeeds.sink_uri import split_uri
 from penstock.changefeeds.sinks.storage.options import feed_target, sink_options
+from penstock.control.job_views import hidden_options
 from penstock.jobs.consumer import BUILT_IN, check_tenant, find_consumer
+from penstock.jobs.job import Job
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
 from penstock.settings import ChangefeedSettings
 from penstock.targets import TenantRefused, TenantTargets, resolve_tenant_texts
 
-__all__ = ["QuotaLocks", "Tenant", "TenantRefused", "check_feed", "check_job", "check_quota"]
+__all__ = [
+    "QuotaLocks",
+    "Tenant",
+    "TenantRefused",
+    "check_feed",
+    "check_job",
+    "check_job_change",
+    "check_quota",
+]
 
 _WILD = frozenset("*?[]!")
 _SINK_REFUSED = frozenset({"spool-base-dir", "spool-disk-quota", "worker-count", "flush-concurrency"})
@@ -89,6 +99,24 @@ def check_job(tenant: Tenant, spec: JobSpec) -> None:
             )
     info = spec.detail.consumer.model_copy(update={"options": options})
     check_tenant(tenant.targets, find_consumer(spec.consumer), info)
+
+
+def check_job_change(tenant: Tenant, job: Job, change: JobSpec) -> None:
+    """Raise TenantRefused unless a tenant may change a job in this way.
+
+    Of a job that it has not made itself, it gets no secret: what it does not give anew would go to the server
+    that it names.
+    """
+    check_job(tenant, job.spec.merge(change))
+    given = change.detail.consumer.options
+    if not given or job.confined:
+        return
+    kept = sorted(hidden_options(job) - given.keys())
+    if kept:
+        raise TenantRefused(
+            f"option {kept[0]} of job {job.id} is not known to be of account {tenant.account}; give a value"
+            " of its own with the change, or an empty one to leave it out"
+        )
 
 
 class QuotaLocks:

@@ -25,7 +25,6 @@ from penstock.control.tables import find_table
 from penstock.control.verify import repair_target, verify_target
 from penstock.jobs.api import no_such_job
 from penstock.jobs.job import Job, JobId, JobState
-from penstock.jobs.spec import JobSpec
 
 __all__ = ["OfJob", "OfTable", "api", "job_id_of"]
 
@@ -69,7 +68,8 @@ def register_job(
     name_object(request.job)
     job_id = JobId.parse(request.job)
     find_table(deployment, job_id.table_name, account=caller.account)
-    _check_tenant(deployment, caller, request.spec)
+    if (tenant := _tenant(deployment, caller)) is not None:
+        tenancy.check_job(tenant, request.spec)
     return control_jobs.register_job(deployment, job_id, request.spec, account=caller.account)
 
 
@@ -89,7 +89,8 @@ def update_job(
     """Change a job; what is left out stays. The change applies from the next iteration on."""
     job_id = job_id_of(deployment, caller, table, job)
     jobs = deployment.jobs(caller.account)
-    _check_tenant(deployment, caller, jobs.get_job(job_id).spec.merge(patch.spec))
+    if (tenant := _tenant(deployment, caller)) is not None:
+        tenancy.check_job_change(tenant, jobs.get_job(job_id), patch.spec)
     changed = control_jobs.update_job(
         jobs, deployment.settings, job_id, patch.spec, interrupt=patch.interrupt
     )
@@ -171,7 +172,9 @@ def job_id_of(deployment: Deployment, caller: Caller, table: str, job: str) -> J
     return job_id
 
 
-def _check_tenant(deployment: Deployment, caller: Caller, spec: JobSpec) -> None:
-    if caller.account is not None:
-        databases = deployment.catalog.owned_databases(caller.account)
-        tenancy.check_job(tenancy.Tenant.of(caller.account, databases, caller.targets), spec)
+def _tenant(deployment: Deployment, caller: Caller) -> tenancy.Tenant | None:
+    """Return the tenant that a caller is; None for an admin."""
+    if caller.account is None:
+        return None
+    databases = deployment.catalog.owned_databases(caller.account)
+    return tenancy.Tenant.of(caller.account, databases, caller.targets)
