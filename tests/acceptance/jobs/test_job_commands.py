@@ -182,7 +182,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
         ([*postgres, "--option", "table=${fiel:/x}"], "${fiel:/x} names no provider of secrets; use"),
         ([*postgres, "--column", "none"], "which shop.orders does not have; choose from id, title, total"),
         ([*postgres, "--trigger", "sometimes"], "there is no trigger 'sometimes'"),
-        ([*postgres, "--trigger", "no.module:here"], "there is no trigger 'no.module:here'"),
+        ([*postgres, "--trigger", "no.module:here"], "add no.module to jobs.allowed_code"),
         ([*postgres, "--trigger", "periodic", "--interval", "soon"], "'soon' is not a duration"),
         ([*postgres, "--interval", "5s"], "is default, which has no interval"),
         ([*postgres, "--trigger", "greedy", "--share"], "cannot share"),
