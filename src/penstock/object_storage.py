@@ -520,6 +520,9 @@ def _reason(error: BaseException) -> str:
 
 
 _open_storages: dict[tuple[str, tuple[tuple[str, str], ...], bool], ObjectStorage] = {}
+"""The least recently used comes first."""
+_OPEN_STORAGES_MAX = 256
+"""Each holds connections and credentials: whoever makes and removes changefeeds in a loop leaves no more."""
 _opening = threading.Lock()
 
 
@@ -537,7 +540,12 @@ class StorageRef:
         shared = self.shared and self.url.startswith("file:")
         key = self.url, tuple(sorted(self.options.items())), shared
         with _opening:
-            storage = _open_storages.get(key)
+            storage = _open_storages.pop(key, None)
             if storage is None:
-                storage = _open_storages[key] = open_storage(self.url, self.options, shared=shared)
+                storage = open_storage(self.url, self.options, shared=shared)
+            _open_storages[key] = storage
+            if len(_open_storages) > _OPEN_STORAGES_MAX:  # memory:// stays: its objects are nowhere else
+                others = [other for other in _open_storages if not other[0].startswith("memory:")]
+                for oldest in others[:1]:
+                    del _open_storages[oldest]  # those who use it go on with it
             return storage

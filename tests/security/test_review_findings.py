@@ -1,10 +1,12 @@
 """What a second look at the defences found: secrets of others in a job, and files of others in a bucket."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from penstock.object_storage import ObjectStorage, StorageRef
 from support.apiworld import TOKENS, ApiWorld, api_world
 
 SECRETS = {"headers.Authorization": "Bearer of-the-admin", "secret": "signs-for-the-admin"}
@@ -67,3 +69,18 @@ def test_a_tenant_may_take_an_admins_job_over_with_secrets_of_its_own(
     assert answer.status_code == 200, answer.text
     later = world.client("ann").patch(admins_hook, json=change({"url": "http://hooks.example/ann/more"}))
     assert later.status_code == 200, "what is in the job now is the tenant's"
+
+
+def test_storages_that_were_named_in_a_loop_do_not_stay_open_with_their_credentials() -> None:
+    def named(number: int) -> StorageRef:
+        own = {"region": "eu-1", "access_key_id": f"loop-{number}", "secret_access_key": "of-ann"}
+        return StorageRef("s3://lake/ann", own)
+
+    kept = StorageRef("memory:///kept").open()
+    for number in range(600):
+        named(number).open()
+    gc.collect()
+    left = [found for found in gc.get_objects() if isinstance(found, ObjectStorage)]
+    assert sum(found.url == "s3://lake/ann" for found in left) <= 256
+    assert named(599).open() is named(599).open()
+    assert StorageRef("memory:///kept").open() is kept, "nothing else has what is in it"
