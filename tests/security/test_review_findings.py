@@ -5,8 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
+from penstock.control.changefeeds import create_changefeed
+from penstock.control.verify import VerifyOptions, verify_targets
 from penstock.object_storage import ObjectStorage, StorageRef
+from penstock.settings import ChangefeedSettings
 from support.apiworld import TOKENS, ApiWorld, api_world
 
 SECRETS = {"headers.Authorization": "Bearer of-the-admin", "secret": "signs-for-the-admin"}
@@ -84,3 +88,13 @@ def test_storages_that_were_named_in_a_loop_do_not_stay_open_with_their_credenti
     assert sum(found.url == "s3://lake/ann" for found in left) <= 256
     assert named(599).open() is named(599).open()
     assert StorageRef("memory:///kept").open() is kept, "nothing else has what is in it"
+
+
+def test_a_comparison_reads_no_sink_that_its_tenant_may_not_name(world: ApiWorld) -> None:
+    foreign = f"file://{world.folder}/not-of-ann?protocol=canal-json"
+    section = ChangefeedSettings(sink_uri=SecretStr(foreign), tables=("of_ann.*",))
+    create_changefeed(world.deployment, "old", section, account="ann")  # as an earlier version accepted it
+    (found,) = verify_targets(world.deployment, ["changefeed:old"], VerifyOptions(), account="ann")
+    assert found.report is None
+    assert "sink_uri is not an address where account ann may write" in found.error
+    assert world.client("ann").delete("/api/v1/changefeeds/old").status_code == 204

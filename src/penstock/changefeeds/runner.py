@@ -12,7 +12,7 @@ from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.model import ChangefeedInfo, ChangefeedState
 from penstock.changefeeds.resume import ChangefeedOptions
 from penstock.changefeeds.sinks.storage.cleanup import FileCleanup
-from penstock.changefeeds.sinks.storage.options import SinkOptions, feed_target, sink_options
+from penstock.changefeeds.sinks.storage.options import SinkOptions, confined_sink_options, sink_options
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.changefeeds.store import ChangefeedStore, LeasedProgress
@@ -22,7 +22,6 @@ from penstock.eventloop import call_in_thread
 from penstock.follow.follower import SliceFollower
 from penstock.secret_references import UnresolvedReference
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
-from penstock.targets import SYSTEM_ACCOUNT, TenantTargets, resolve_tenant_texts
 
 _POLL_S = 1.0
 # For changefeeds that were stored before the lease time was a setting.
@@ -179,14 +178,9 @@ class _RunningChangefeed:
     async def _run(self, lease: LeasedProgress, info: ChangefeedInfo) -> None:
         async with self._store_failure(lease):
             settings = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
-            tenant = TenantTargets.of(self._settings, info.account, recorded=info.account != SYSTEM_ACCOUNT)
-            if tenant is not None:
-                resolve_tenant_texts({"sink_uri": settings.sink_uri.get_secret_value()})
-                resolve_tenant_texts({**settings.storage_options, **settings.sink})
-            options = await asyncio.to_thread(sink_options, settings)  # a provider of secrets may be slow
             run_options = changefeed_options(info, settings)
-            if tenant is not None:  # links and settings may have changed since it was created
-                await call_in_thread(tenant.check, feed_target(options))
+            # A provider of secrets, or the file system of a tenant's target, may be slow.
+            options = await call_in_thread(confined_sink_options, self._settings, info.account, settings)
             target = options.target.open()
             source = await SliceFollower.connect(
                 self._settings,

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock import eventloop
 from penstock.changefeeds.model import ChangefeedRecord
-from penstock.changefeeds.sinks.storage.options import SinkOptions, sink_options
+from penstock.changefeeds.sinks.storage.options import SinkOptions, confined_sink_options
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.control.changefeeds import get_changefeed, list_changefeeds
@@ -209,7 +209,7 @@ class _TargetComparer:
 
     def _compare_feed(self, feed: ChangefeedRecord, on_progress: Callable[[str, int], None]) -> FeedReport:
         settings = parse_changefeed(feed.info.settings, origin=f"changefeed {feed.info.id}")
-        options = sink_options(settings)
+        options = confined_sink_options(self.deployment.settings, feed.info.account, settings)
         if self.at_ts is not None:
             self._wait_for_checkpoint(feed, options, self.at_ts)
         now = get_changefeed(self.deployment, feed.info.id)  # it may have been started again meanwhile

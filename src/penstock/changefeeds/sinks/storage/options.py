@@ -29,8 +29,8 @@ from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
 from penstock.secret_references import UnresolvedReference, resolve_references
-from penstock.settings import ChangefeedSettings
-from penstock.targets import Target
+from penstock.settings import ChangefeedSettings, Settings
+from penstock.targets import SYSTEM_ACCOUNT, Target, TenantTargets, resolve_tenant_texts
 
 __all__ = ["SinkOptions", "feed_target", "parse_sink_uri", "sink_options"]
 
@@ -129,6 +129,21 @@ def _resolve_known(text: str) -> str:
 def feed_target(options: SinkOptions) -> Target:
     """Return where a tenant's files go; raise TenantRefused when the URL or an option cannot be checked."""
     return Target.of_storage("sink_uri", options.target.url, options.target.options)
+
+
+def confined_sink_options(settings: Settings, account: str, feed: ChangefeedSettings) -> SinkOptions:
+    """Return the sink of a stored changefeed, checked again when its account is a tenant. May block.
+
+    Links, settings and what an account may name can have changed since it was created. Raises TenantRefused.
+    """
+    tenant = TenantTargets.of(settings, account, recorded=account != SYSTEM_ACCOUNT)
+    if tenant is not None:
+        resolve_tenant_texts({"sink_uri": feed.sink_uri.get_secret_value()})
+        resolve_tenant_texts({**feed.storage_options, **feed.sink})
+    options = sink_options(feed)
+    if tenant is not None:
+        tenant.check(feed_target(options))
+    return options
 
 
 def parse_sink_uri(
