@@ -63,8 +63,9 @@ def default_value(column: ColumnInfo, start_ts: int) -> Any:
     """Return the value of a column that an insert omits; None is NULL."""
     default = column.default
     if isinstance(default, str) and default.upper().startswith(_NOW):
-        now = _EPOCH + timedelta(milliseconds=physical_ms(start_ts))
-        return now.replace(tzinfo=None)
+        now_us = physical_ms(start_ts) * 1000
+        cut = now_us % 10 ** (6 - column.type.fsp)  # TiDB cuts digits off, and rounds only what users write
+        return (_EPOCH + timedelta(microseconds=now_us - cut)).replace(tzinfo=None)
     if column.default_is_expr:
         raise Invalid(f"the default of column {column.name} is an expression; pass a value for the column")
     return default

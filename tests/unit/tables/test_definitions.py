@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.clock import compose_ts
 from penstock.errors import Corrupt, Invalid
 from penstock.tables import alter, statements
 from penstock.tables.arrow import arrow_schema, arrow_type
 from penstock.tables.columns import ColumnFlag, FieldType, Tp
 from penstock.tables.ddl_jobs import DdlJob, SchemaDiff
 from penstock.tables.define import Index, define_column, define_table, parse_definition
-from penstock.tables.records import key_follows_handle
+from penstock.tables.records import default_value, key_follows_handle
 from penstock.tables.schema import DatabaseInfo, HandleKind, TableInfo
 
 TEXTS = [
@@ -283,3 +284,12 @@ def test_a_table_as_sql():
         "  PRIMARY KEY (`id`) /*T![clustered_index] CLUSTERED */,\n  KEY `by_c` (`c`),\n  KEY `by_b` (`b`)\n"
         ") ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
     )
+
+
+@pytest.mark.parametrize(
+    ("digits", "seconds"), [(0, "39.000000"), (1, "39.900000"), (3, "39.987000"), (6, "39.987000")]
+)
+def test_a_default_of_now_is_cut_to_the_digits_of_its_column(digits: int, seconds: str) -> None:
+    text = f"datetime({digits}) default current_timestamp({digits})"
+    column, _, _ = define_column("at", text, column_id=2)
+    assert default_value(column, compose_ts(1_794_961_059_987)).strftime("%S.%f") == seconds
