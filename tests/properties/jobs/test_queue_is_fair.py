@@ -37,7 +37,9 @@ class QueueMachine(RuleBasedStateMachine):
             for number in range(jobs)
         ]
         iteration = iteration_of(*rows, to_ts=9)
-        full = len(self.queue) >= WAITING_MAX
+        waits = [*self.queue._ready.values(), *self.queue._later.values()]
+        first = all(each.iteration.account != account for each in waits)
+        full = len(self.queue) >= WAITING_MAX and not first
         assert (self.queue.offer(iteration, self.now) is None) == full
         if not full:
             self.ready |= {job.key: iteration for job in rows}
