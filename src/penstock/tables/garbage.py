@@ -82,9 +82,8 @@ class GarbageCollector:
         return safe_point
 
     async def run(self, interval_s: float) -> None:
-        """Run a round every so many seconds until cancelled; a failed round is logged and tried again."""
+        """Run a round now and every so many seconds until cancelled; the next one follows one that failed."""
         while True:
-            await self._clock.sleep(interval_s)
             began = self._clock.monotonic()
             try:
                 await asyncio.to_thread(self.collect)
@@ -96,6 +95,7 @@ class GarbageCollector:
             else:
                 metrics.STORE_GC_ROUNDS_TOTAL.labels("ok").inc()
             metrics.STORE_GC_SECONDS.observe(self._clock.monotonic() - began)
+            await self._clock.sleep(interval_s)
 
     def _delete_dropped(self, safe_point: int) -> int:
         found = list(self._dropped(safe_point))

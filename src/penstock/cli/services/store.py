@@ -86,14 +86,17 @@ async def serve(settings: StoreSettings, client: StoreClient, *, metrics_addr: s
 
 
 async def _collect_garbage(pd_addr: str, connecting: StoreClient, settings: StoreSettings) -> None:
-    """Collect garbage in rounds, with a client of the store, until cancelled."""
+    """Collect garbage in rounds, with a client of the store, until cancelled.
+
+    The client is opened when the first round is due: a store that ends before has none to wait for.
+    """
     connect = partial(Client.connect, [pd_addr], tls=connecting.tls, settings=connecting.kv)
     while True:
+        await SYSTEM.sleep(settings.gc_run_interval_s)
         try:
             client = await asyncio.to_thread(connect)
         except PenstockError as error:
             _log.warning("garbage is not collected: the store's client fails", extra={"error": str(error)})
-            await SYSTEM.sleep(settings.gc_run_interval_s)
             continue
         try:
             collector = GarbageCollector(client, life_time_s=settings.gc_life_time_s)
