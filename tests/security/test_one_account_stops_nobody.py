@@ -27,6 +27,7 @@ from penstock.jobs.spec import JobSpec
 from penstock.kv import Transaction
 from penstock.kv.transact import transact
 from penstock.testing.consumers import job_context
+from support.campaign import length
 from support.jobworld import JobWorld, job_world
 from support.webhookreceiver import WebhookReceiver
 
@@ -238,7 +239,7 @@ async def test_registering_and_removing_in_a_loop_leaves_nothing_behind(
             await _until(lambda: _running() == 0, "the removed job runs")
             series = _series()
             files, handles = _files(tmp_path / "jobs"), _handles()
-            await world.do(cycle, 200)
+            await world.do(cycle, length(60, 200))
             await _until(lambda: _running() == 0, "the removed jobs run")
             await _until(lambda: not _consumer_threads("hook"), "threads are left")
             await _until(lambda: _files(tmp_path / "jobs") <= files, "files are left")
