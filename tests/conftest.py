@@ -1,5 +1,6 @@
 """Async tests run on the process's one event loop, beside the blocking facade they may test."""
 
+import gc
 import inspect
 import logging
 import os
@@ -59,6 +60,24 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
+    for item in items:
+        if _uses_spark(item):
+            item.add_marker(LEFT_OPEN)
+
+
+LEFT_OPEN = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+"""PySpark 4.1 leaves the sockets of its results to the garbage collector."""
+
+
+def _uses_spark(item: pytest.Item) -> bool:
+    return any("spark" in name for name in (item.nodeid, *getattr(item, "fixturenames", ())))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Close what Spark has left open before a test that has nothing to do with Spark."""
+    if _uses_spark(item) and (nextitem is None or not _uses_spark(nextitem)):
+        gc.collect()
 
 
 LEFTOVERS = frozenset({"no timestamps for now", "the low-resolution timestamp is stale"})
