@@ -132,6 +132,12 @@ class Bob:
         self._http = world.client("bob")
         self.lags: dict[str, list[float]] = {"changefeed": [], "job": []}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
     def set_up(self) -> None:
         folder = self._world.folder
         sink = f"file://{folder}/bob/feed?protocol=canal-json&flush-interval=1s"
@@ -322,8 +328,7 @@ class Attack:
 
 
 def test_hostile_traffic_takes_nothing_from_a_tenant_that_does_no_harm(tmp_path: Path) -> None:
-    with open_world(tmp_path) as world:
-        bob = Bob(world)
+    with open_world(tmp_path) as world, Bob(world) as bob:
         bob.set_up()
         bob.catch_up()
         calm = bob.work(CALM_S)
