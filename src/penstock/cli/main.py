@@ -305,6 +305,9 @@ def search(
 @app.command()
 def doctor(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Fetch the jars of connectors that are missing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the machine and the settings, and say how to fix what is wrong.
@@ -314,7 +317,7 @@ def doctor(
     from penstock.cli.doctor.command import diagnose
 
     process.configure_logs(level="CRITICAL")  # the findings say everything
-    diagnose(config, as_json=as_json)
+    diagnose(config, fix=fix, as_json=as_json)
 
 
 @app.command()

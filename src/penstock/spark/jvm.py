@@ -35,6 +35,7 @@ __all__ = [
     "JAVA_MIN",
     "Master",
     "driver_context",
+    "find_java",
     "parse_master",
     "quick_home",
     "require_java",
@@ -202,7 +203,7 @@ _REMEDY = f"install Java {JAVA_MIN} or newer (for instance: apt-get install open
 
 def require_java(environ: Mapping[str, str] = os.environ) -> None:
     """Raise Invalid with the remedy when the Java that Spark would take is missing or too old."""
-    path = _find_java(environ)
+    path = find_java(environ)
     try:
         # This is the program that Spark runs.
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - Java itself
@@ -224,7 +225,7 @@ def major_version(text: str) -> int | None:
     return int(second) if first == 1 and second else first
 
 
-def _find_java(environ: Mapping[str, str]) -> str:
+def find_java(environ: Mapping[str, str]) -> str:
     """Return the Java that Spark's start script runs; raise Invalid when there is none."""
     home = environ.get("JAVA_HOME")
     if home:

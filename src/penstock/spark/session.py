@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 from penstock import process
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
-from penstock.spark import jvm, shipping
+from penstock.spark import connectors, jvm, shipping
 from penstock.spark.errors import as_penstock_error, first_line
 from penstock.spark.jvm import (
     DRIVER_JAVA_OPTIONS,
@@ -113,6 +113,7 @@ def session_conf(
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         conf["spark.local.dir"] = local_folder()
     conf |= wanted.conf
+    conf |= connectors.session_conf(wanted)
     driver, executor = (wanted.conf.get(key, "") for key in (DRIVER_JAVA_OPTIONS, _EXECUTOR_JAVA_OPTIONS))
     conf[DRIVER_JAVA_OPTIONS] = f"{_console_options(wanted)} {_ARROW_OPTIONS} {driver}".strip()
     conf[_EXECUTOR_JAVA_OPTIONS] = f"{_ARROW_OPTIONS} {executor}".strip()
@@ -155,7 +156,11 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
         allocations = Path(folder, "pools.xml")
         allocations.write_text(allocation_file(wanted.pools), encoding="utf-8")
         pairs = session_conf(wanted, master, app_name=app_name, allocations=allocations)
-        java = SparkContext._gateway or jvm.launch(pairs, Path(folder))
+        java = SparkContext._gateway
+        if java is None:
+            java = jvm.launch(pairs, Path(folder))
+        else:
+            connectors.add_to_java(java, pairs)
         pairs |= security_conf(wanted, master)  # not for Java's start: its properties stay for other sessions
         conf = SparkConf(loadDefaults=False).setAll(list(pairs.items()))
         try:

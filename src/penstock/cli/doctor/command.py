@@ -28,11 +28,14 @@ _THREADS = 4
 Check = Callable[[], Finding | list[Finding]]
 
 
-def examine(config: Path | None) -> list[Finding]:
-    """Run every check for a settings file, or for the defaults; return the findings."""
+def examine(config: Path | None, *, fix: bool = False) -> list[Finding]:
+    """Run every check for a settings file, or for the defaults; return the findings.
+
+    With `fix`, fetch the jars of connectors that are missing.
+    """
     findings, settings = _load_settings(config)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-doctor") as pool:
-        answers: Sequence[Finding | list[Finding]] = list(pool.map(_run_check, _checks(settings)))
+        answers: Sequence[Finding | list[Finding]] = list(pool.map(_run_check, _checks(settings, fix=fix)))
     for answer in answers:
         findings += answer if isinstance(answer, list) else [answer]
     return findings
@@ -48,7 +51,7 @@ def _load_settings(config: Path | None) -> tuple[list[Finding], Settings | None]
     return tls.check_config_file(config) or [ok("settings", f"{config} is valid")], settings
 
 
-def _checks(settings: Settings | None) -> Iterator[Check]:
+def _checks(settings: Settings | None, *, fix: bool) -> Iterator[Check]:
     yield machine.check_python
     yield machine.check_packages
     yield machine.check_java
@@ -56,6 +59,7 @@ def _checks(settings: Settings | None) -> Iterator[Check]:
     if settings is None:
         return
     yield partial(machine.check_memory, settings)
+    yield partial(machine.check_connectors, settings.spark, fix=fix)
     for key, path in storage.data_folders(settings):
         yield partial(storage.check_folder, key, path)
     for key, path in storage.private_folders(settings):
@@ -80,9 +84,9 @@ def _run_check(check: Check) -> Finding | list[Finding]:
         )
 
 
-def diagnose(config: Path | None, *, as_json: bool) -> None:
+def diagnose(config: Path | None, *, fix: bool, as_json: bool) -> None:
     """Run every check and print the findings; exit with 1 when one is bad."""
-    findings = examine(config)
+    findings = examine(config, fix=fix)
     if as_json:
         print_json(
             {"healthy": is_healthy(findings), "findings": [finding_details(finding) for finding in findings]}

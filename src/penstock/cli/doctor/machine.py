@@ -1,4 +1,4 @@
-"""Checks the machine: Python, packages, Java, memory, open files."""
+"""Checks the machine: Python, packages, Java, connectors of Spark, memory, open files."""
 
 import os
 import resource
@@ -11,12 +11,14 @@ from pathlib import Path
 from penstock.cli.doctor.findings import Finding, bad, from_error, ok, warn
 from penstock.cli.doctor.network import has_store
 from penstock.cli.output import GIB, MIB, format_size
-from penstock.errors import Invalid
-from penstock.settings import Settings
+from penstock.errors import Invalid, PenstockError
+from penstock.settings import Settings, SparkSettings
+from penstock.spark import connectors
 from penstock.spark.jvm import JAVA_MIN, require_java
 
 __all__ = [
     "PACKAGES",
+    "check_connectors",
     "check_descriptors",
     "check_java",
     "check_memory",
@@ -89,6 +91,24 @@ def check_java(environ: Mapping[str, str] = os.environ) -> Finding:
     except Invalid as error:
         return from_error("java", error)
     return ok("java", f"Java {JAVA_MIN} or newer")
+
+
+def check_connectors(wanted: SparkSettings, *, fix: bool = False) -> Finding:
+    """Check that sessions find the jars of their connectors; with `fix`, fetch those that are missing."""
+    if not wanted.connectors:
+        return ok("connectors", "none; sessions get those that spark.connectors names")
+    try:
+        if fix:
+            connectors.session_conf(wanted)
+        jars = connectors.needed_jars(wanted)
+        folder = connectors.jar_folder(wanted)
+        missing = connectors.missing_jars(jars, folder)
+    except PenstockError as error:
+        return from_error("connectors", error)
+    if missing:
+        what = f"{len(missing)} of {len(jars)} jars are not in {folder}"
+        return warn("connectors", what, "`penstock doctor --fix` fetches them, else the first session does")
+    return ok("connectors", f"{', '.join(wanted.connectors)} in {folder}")
 
 
 def check_packages(names: Sequence[str] = PACKAGES) -> Finding:
