@@ -6,15 +6,19 @@ A pytest plugin. Its state is the process's, so every module of tests gets a buc
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from itertools import count
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 ACCESS_KEY, SECRET, REGION = "penstock", "hunter2hunter2", "us-east-1"
 
@@ -71,13 +75,45 @@ class S3Server:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """The process's server."""
-    from moto.server import ThreadedMotoServer  # takes most of a second: only who needs it waits
+    # moto takes most of a second: only who needs it waits
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for each request
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield S3Server(*server.get_host_and_port())
-    server.stop()
+    moto = DomainDispatcherApplication(create_backend_app)
+    application = _OneConditionAtATime(moto)
+    with make_server(
+        "127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield S3Server("127.0.0.1", server.server_port)
+        server.shutdown()
+        thread.join()
+
+
+class _OneConditionAtATime:
+    """Lets one request at a time change an object on a condition.
+
+    S3 decides and writes in one step; moto looks first and writes then, and two writers can both succeed.
+    """
+
+    def __init__(self, application: "WSGIApplication") -> None:
+        self._application = application
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        conditional = {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"} & environ.keys()
+        if not conditional or environ["REQUEST_METHOD"] in {"GET", "HEAD"}:
+            return self._application(environ, start_response)
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = BytesIO(body)  # a client that stops in the middle must not hold the lock
+        with self._lock:
+            return list(self._application(environ, start_response))
 
 
 @pytest.fixture(scope="module")
