@@ -167,9 +167,9 @@ class WorldSource:
         """Return up to where tables can be read."""
         return {number: ReadableRange(self.world.ts, self.world.ts) for number in table_ids}
 
-    def why_gone(self, table_id: int) -> str | None:
+    def why_gone(self, table_id: int, account: str = "sys") -> str | None:
         """Return why a table is not there."""
-        del table_id
+        del table_id, account
         return self.gone_because
 
     def scan(self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from penstock.tables.accounts import Account, account_field, owner_field
 from penstock.tables.codec.ordered import encode_uint
 from penstock.tables.ddl_jobs import DdlJob
 from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key
-from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field
+from penstock.tables.meta import ACCOUNTS, DATABASES, JOB_HISTORY, database_field, table_field
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from support.rawbatches import Change, put
 
@@ -16,7 +17,9 @@ __all__ = [
     "a_table",
     "finish_job",
     "partitioned_table",
+    "put_account",
     "put_database",
+    "put_owner",
     "put_table",
     "remove_database",
     "remove_table",
@@ -57,6 +60,18 @@ def put_database(ts: int, database_id: int, name: str, **rest: Any) -> Change:
 def remove_database(ts: int, database_id: int) -> Change:
     """Return the change of the meta keys that drops a database."""
     return put(ts, meta_hash_key(DATABASES, database_field(database_id)), None)
+
+
+def put_account(ts: int, account_id: int, name: str) -> Change:
+    """Return the change of the meta keys that makes an account."""
+    value = json.dumps(Account(account_id, name).to_json()).encode()
+    return put(ts, meta_hash_key(ACCOUNTS, account_field(account_id)), value)
+
+
+def put_owner(ts: int, database_id: int, account_id: int | None) -> Change:
+    """Return the change of the meta keys that gives a database to an account; None: to nobody."""
+    value = None if account_id is None else str(account_id).encode()
+    return put(ts, meta_hash_key(ACCOUNTS, owner_field(database_id)), value)
 
 
 def finish_job(ts: int, job_id: int, action: int, table_id: int, query: str, **rest: Any) -> Change:

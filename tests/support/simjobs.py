@@ -82,8 +82,9 @@ class SimTables:
             return readable_ts
         return max((ts for ts in self.commits[table_id] if ts <= readable_ts), default=0)
 
-    def why_gone(self, table_id: int) -> str | None:
+    def why_gone(self, table_id: int, account: str = "sys") -> str | None:
         """Return why a table is not there."""
+        del account
         return self.fates.get(table_id)
 
     async def hold(self, needed: Mapping[int, int]) -> None:

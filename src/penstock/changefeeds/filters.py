@@ -11,6 +11,7 @@ from itertools import chain
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 from penstock.tables.system_tables import is_named, is_system
 
 _WILD = frozenset("*?[!")
@@ -21,15 +22,19 @@ class TableFilter:
 
     Names are compared without case. A table that no pattern matches is not replicated. A system table is
     replicated only if a pattern is its very name. Raises Invalid when no pattern includes anything.
+
+    For an account other than `sys`, tables and databases count only while they belong to that account, by the
+    order of commits: a name that goes to somebody else does not bring somebody else's rows.
     """
 
-    def __init__(self, patterns: Sequence[str] = ("*.*",)) -> None:
+    def __init__(self, patterns: Sequence[str] = ("*.*",), *, account: str = SYSTEM_ACCOUNT.name) -> None:
         if not any(not pattern.startswith("!") for pattern in patterns):
             raise Invalid(
                 "a changefeed replicates no table; name one in `tables`, as in database.table or *.*"
             )
         self._rules = tuple(map(_Rule.parse, reversed(patterns)))
         self._patterns = tuple(patterns)
+        self._tenant = None if account == SYSTEM_ACCOUNT.name else account
         self._excluded: frozenset[int] = frozenset()
 
     def excluding(self, table_ids: Iterable[int]) -> "TableFilter":
@@ -39,11 +44,14 @@ class TableFilter:
         return found
 
     def matches(self, schema: SchemaVersion) -> bool:
-        """Return whether the table is replicated under its current name."""
-        if schema.table.id in self._excluded:
+        """Return whether the table is replicated under its current name, and of its current account."""
+        if schema.table.id in self._excluded or not self._may_see(schema.account):
             return False
         database, table = schema.database, schema.table.name
         return (not is_system(database) or is_named(database, table, self._patterns)) and self.covers(schema)
+
+    def _may_see(self, account: str) -> bool:
+        return self._tenant is None or account == self._tenant
 
     def covers(self, schema: SchemaVersion) -> bool:
         """Return whether the patterns match the table's name, whether or not it is a system table."""
@@ -67,13 +75,23 @@ class TableFilter:
         """Return a DDL as if tables outside the filter did not exist; None when nothing of it is left.
 
         So a table that is renamed out of the filter is dropped by it, and one that is renamed into the
-        filter is new.
+        filter is new. The same holds for tables that come to belong to another account; where the filter
+        has them before and after it, nothing happens.
         """
         sides = ((self._if_matched(change.before), self._if_matched(change.after)) for change in event.tables)
-        left = tuple(TableChange(before, after) for before, after in sides if before or after)
-        if not left and not (event.scope is DdlScope.DATABASE and self.matches_database(event.database)):
+        matched = (TableChange(before, after) for before, after in sides if before or after)
+        left = tuple(change for change in matched if not change.only_owner)
+        of_database = event.scope is DdlScope.DATABASE and self._may_see(event.account)
+        if not left and not (of_database and self.matches_database(event.database)):
             return None
-        return replace(event, tables=left)
+        moved = self._tenant is not None and any(
+            not self._may_see(side.account)
+            for change in event.tables
+            for side in (change.before, change.after)
+            if side is not None
+        )
+        # The statement names tables of another account; a sink writes one of its own for each table.
+        return replace(event, tables=left, query="" if moved else event.query)
 
     def arriving_ids(self, event: DdlEvent) -> frozenset[int]:
         """Return the physical tables that existed before a DDL and are replicated only after it."""

@@ -256,7 +256,7 @@ def changefeed_options(info: ChangefeedInfo, settings: ChangefeedSettings) -> Ch
     """Return what a stored changefeed replicates."""
     return ChangefeedOptions(
         begin=info.begin,
-        tables=TableFilter(settings.tables),
+        tables=TableFilter(settings.tables, account=info.account),
         target_ts=settings.target_ts,
         split_rows=settings.split_rows,
         ignore_ineligible_table=settings.ignore_ineligible_table,

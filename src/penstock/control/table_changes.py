@@ -17,6 +17,7 @@ from penstock.errors import Conflict, Invalid, StaleRead
 from penstock.eventstore.schema_version import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, UPDATE
 from penstock.follow.source import ReadableRange, TableScan
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 from penstock.tables.schema import TableInfo
 from penstock.tables.schema_snapshot import TablePlace
 
@@ -47,6 +48,8 @@ class ChangesRequest:
     from_ts: int | None = None
     to_ts: int | None = None
     columns: Sequence[str] | None = None
+    account: str = SYSTEM_ACCOUNT.name
+    """The account that asks; `sys` reads the tables of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ def resolve_range(
 
     Raises Conflict when the range is not complete yet, Invalid when from_ts is above to_ts, and StaleRead
     when its history is gone, or when a statement such as TRUNCATE replaced rows without changes of them.
+    Raises TableGone when the table was another account's in a part of the range.
     """
     name = f"{place.database.name}.{place.table.name}"
     progress = deployment.readable_ranges([place.table.id]).get(place.table.id)
@@ -88,8 +92,9 @@ def resolve_range(
     except StaleRead as error:
         if request.from_ts is not None or not from_ts < error.oldest_ts <= to_ts:
             raise
-        return resolve_range(deployment, place, replace(request, from_ts=error.oldest_ts, to_ts=to_ts), limit)
-    return ResolvedRange(from_ts, to_ts, scan)
+        later = replace(request, from_ts=error.oldest_ts, to_ts=to_ts)
+        return resolve_range(deployment, place, later, limit)
+    return ResolvedRange(from_ts, to_ts, scan.check_account(request.account))
 
 
 def _range_ends(name: str, request: ChangesRequest, progress: ReadableRange) -> tuple[int, int]:

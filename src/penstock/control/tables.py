@@ -28,8 +28,9 @@ def list_tables(deployment: Deployment, *, account: str | None = None) -> list[d
 
     Penstock's own tables are left out.
     """
-    owners = deployment.catalog.owned_databases(account)
-    schema = deployment.catalog.schema()
+    at_ts = deployment.now_ts()  # one moment: a name may go from one account to another
+    owners = deployment.catalog.owned_databases(account, at_ts)
+    schema = deployment.catalog.schema(at_ts)
     places = [
         TablePlace(database, table)
         for _, database in sorted(schema.databases.items())
@@ -51,12 +52,13 @@ def find_table(deployment: Deployment, name: str, *, account: str | None = None)
     an account cannot learn the names of another's tables.
     """
     database, _, table = name.partition(".")
-    schema = deployment.catalog.schema()
+    at_ts = deployment.now_ts()  # one moment: a name may go from one account to another
+    schema = deployment.catalog.schema(at_ts)
     owner = schema.databases.get(database.lower())
     found = None if owner is None else schema.tables[owner.id].get(table.lower())
     if owner is None or found is None or not found.is_base_table or owner.name.lower() == PENSTOCK_DATABASE:
         raise _no_table(name)
-    if account is not None and owner.name not in deployment.catalog.owned_databases(account):
+    if account is not None and owner.name not in deployment.catalog.owned_databases(account, at_ts):
         raise _no_table(name)
     return TablePlace(owner, found)
 

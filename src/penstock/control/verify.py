@@ -219,6 +219,7 @@ class _TargetComparer:
             start_ts=now.start_ts,
             snapshot=now.begins_with_rows,
             left_out={table.name: table.reason for table in now.status.left_out},
+            account=feed.info.account,
         )
         source = DeploymentTables(self.deployment, clock=self.clock)
         with TemporaryDirectory(prefix="penstock-verify-") as folder:
@@ -286,8 +287,9 @@ class DeploymentTables:
         Raises Invalid when the cluster has collected the schema of that time.
         """
         schema = self._deployment.catalog.schema(at_ts)
+        owners = self._deployment.catalog.owned_databases(at_ts=at_ts)
         return [
-            SchemaVersion(0, 0, table, database.name)
+            SchemaVersion(0, 0, table, database.name, owners[database.name].name)
             for database in schema.databases.values()
             for table in schema.tables[database.id].values()
             if table.is_base_table and not table.unreadable

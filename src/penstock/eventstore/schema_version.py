@@ -32,6 +32,8 @@ class SchemaVersion:
     version: int
     table: TableInfo
     database: str = ""
+    account: str = ""
+    """The account that the database belongs to, where that is followed; else empty."""
 
     @property
     def name(self) -> str:

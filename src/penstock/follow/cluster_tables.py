@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.clock import SYSTEM, Clock, physical_ms
-from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
+from penstock.errors import PenstockError, StaleRead, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.ddl_history import DdlHistory
+from penstock.follow.source import TableGone, describe_other_account
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 _log = logging.getLogger(__name__)
 
 UNKNOWN_MS = 60_000
 """How much of the cluster's time passes before a table that was never heard of counts as gone."""
-
-
-class TableGone(Invalid):
-    """The source table was dropped, truncated or replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,7 @@ class KnownTables:
     def __init__(self) -> None:
         self._versions: dict[int, list[SchemaVersion]] = {}
         self._ended: dict[int, _EndedTable] = {}
+        self._owners: dict[int, list[tuple[int, str]]] = {}  # (since when, account); a version may have two
 
     def learn(self, event: DdlEvent) -> None:
         """Apply a DDL that was committed after all that were learned."""
@@ -58,11 +57,15 @@ class KnownTables:
                 continue  # a view
             if before is not None and (after is None or after.table.id != before.table.id):
                 self._versions.pop(before.table.id, None)
+                self._owners.pop(before.table.id, None)
                 heir_id = None if after is None else after.table.id
                 self._ended[before.table.id] = _EndedTable(before.name, heir_id)
             if after is not None:
                 self._versions.setdefault(after.table.id, []).append(after)
                 self._ended.pop(after.table.id, None)  # some databases bring dropped tables back
+                owners = self._owners.setdefault(after.table.id, [])
+                if not owners or owners[-1][1] != after.account:
+                    owners.append((event.commit_ts, after.account))
 
     def now(self, table_id: int) -> SchemaVersion | None:
         """Return the table as it is; None when there is none."""
@@ -81,6 +84,12 @@ class KnownTables:
         first = max(0, bisect_right(versions, ts, key=_since_ts) - 1)
         return {physical_id for version in versions[first:] for physical_id in version.table.physical_ids}
 
+    def accounts_since(self, table_id: int, ts: int) -> set[str]:
+        """Return the accounts that the table belonged to at `ts` or later."""
+        owners = self._owners.get(table_id, [])
+        first = max(0, bisect_right(owners, ts, key=lambda owner: owner[0]) - 1)
+        return {account for _, account in owners[first:]}
+
     def fate(self, table_id: int) -> str | None:
         """Return what became of a table that ended; None when it exists or was never known."""
         ended = self._ended.get(table_id)
@@ -90,6 +99,8 @@ class KnownTables:
         """Drop the versions that were replaced before `upto_ts`: no caller asks for them any more."""
         for versions in self._versions.values():
             del versions[: max(0, bisect_right(versions, upto_ts, key=_since_ts) - 1)]
+        for owners in self._owners.values():
+            del owners[: max(0, bisect_right(owners, upto_ts, key=lambda owner: owner[0]) - 1)]
 
 
 def _since_ts(version: SchemaVersion) -> int:
@@ -185,6 +196,12 @@ class FollowedTables:
                 raise Unavailable("the cluster's schemas are not known yet; wait")
             return self._tables.ids_since(table_id, since_ts)
 
+    def accounts(self, table_id: int, since_ts: int) -> frozenset[str]:
+        """Return the accounts that a table belonged to at `since_ts` or later."""
+        with self._lock:
+            self._learn()
+            return frozenset(self._tables.accounts_since(table_id, since_ts))
+
     def unreadable(self, table_ids: Iterable[int]) -> dict[int, SchemaVersion]:
         """Return those of some tables whose descriptions cannot be read, by id, each since it is so."""
         with self._lock:
@@ -192,11 +209,17 @@ class FollowedTables:
             found = self._history.unreadable()
         return {table_id: found[table_id] for table_id in table_ids if table_id in found}
 
-    def why_gone(self, table_id: int) -> str | None:
-        """Return what became of a table that does not exist any more, and the remedy; None when it exists."""
+    def why_gone(self, table_id: int, account: str = SYSTEM_ACCOUNT.name) -> str | None:
+        """Return what became of a table that does not exist any more, and the remedy; None when it exists.
+
+        A table that went to another account is gone for an account other than `sys`.
+        """
         with self._lock:
             self._learn()
-            if self._tables.now(table_id) is not None or table_id in self._history.unreadable():
+            now = self._tables.now(table_id)
+            if now is not None and account not in {SYSTEM_ACCOUNT.name, now.account}:
+                return describe_other_account(now.name, account)
+            if now is not None or table_id in self._history.unreadable():
                 self._unknown.pop(table_id, None)
                 return None
             return self._tables.fate(table_id) or self._never_there(table_id)

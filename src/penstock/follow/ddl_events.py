@@ -45,6 +45,12 @@ class TableChange:
         """Physical tables that have no changes before the DDL."""
         return _physical_ids(self.after) - _physical_ids(self.before)
 
+    @property
+    def only_owner(self) -> bool:
+        """Whether nothing but the account of the table's database is another one."""
+        before, after = self.before, self.after
+        return before is not None and after is not None and replace(before, account=after.account) == after
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdlEvent:
@@ -65,6 +71,8 @@ class DdlEvent:
     tables: tuple[TableChange, ...] = ()
     scope: DdlScope = DdlScope.TABLES
     further: bool = False
+    account: str = ""
+    """Whose database it is that is created, changed or dropped; empty where that is not followed."""
 
     @property
     def recovers(self) -> bool:

@@ -9,9 +9,9 @@ versions of tables that readers see.
 """
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -44,6 +44,7 @@ from penstock.follow.ddl_events import (
     same_to_readers,
 )
 from penstock.follow.ddl_statements import ddl_statement
+from penstock.tables.accounts import SYSTEM_ACCOUNT, Account, OwnerRecord, read_account_record
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from penstock.tables.system_tables import TIDB_DATABASES
@@ -63,6 +64,30 @@ class _UnreadSpan(NamedTuple):
     until_ts: int = 0
 
 
+class DatabaseOwners:
+    """Which account a database belonged to when, by the records that Penstock's catalog keeps beside it."""
+
+    def __init__(self) -> None:
+        self._accounts = {SYSTEM_ACCOUNT.id: SYSTEM_ACCOUNT.name}  # an id is never used again
+        self._known: dict[int, list[tuple[int, int]]] = {}  # database -> (since, account), by time
+
+    def add(self, commit_ts: int, record: Account | OwnerRecord) -> None:
+        """Record an account, or that a database belongs to one, in any order of commits."""
+        if isinstance(record, Account):
+            self._accounts[record.id] = record.name
+        else:
+            owner = SYSTEM_ACCOUNT.id if record.account_id is None else record.account_id
+            known = self._known.setdefault(record.database_id, [])
+            if (commit_ts, owner) not in known:
+                insort(known, (commit_ts, owner))
+
+    def at(self, database_id: int, ts: int) -> str:
+        """Return the account of a database at `ts`; empty for an account that nobody knows."""
+        known = self._known.get(database_id, [])
+        place = bisect_right(known, ts, key=lambda entry: entry[0])
+        return self._accounts.get(known[place - 1][1] if place else SYSTEM_ACCOUNT.id, "")
+
+
 class VisibleTables:
     """The versions of every table that has rows, as readers see them, fed in the order of their commits.
     Pure.
@@ -77,7 +102,11 @@ class VisibleTables:
         self._unread: dict[int, list[_UnreadSpan]] = {}
 
     def changes(
-        self, commit_ts: int, described: Iterable[TableDescription], databases: DatabaseNames
+        self,
+        commit_ts: int,
+        described: Iterable[TableDescription],
+        databases: DatabaseNames,
+        owners: DatabaseOwners,
     ) -> Iterator[TableChange]:
         """Yield what a transaction changes for readers; it comes after all that was entered.
 
@@ -91,7 +120,8 @@ class VisibleTables:
             before = seen[-1].schema if seen else None
             after = None
             if table is not None and table.is_base_table:
-                after = SchemaVersion(commit_ts, commit_ts, table, databases.at(database_id, commit_ts))
+                database, account = databases.at(database_id, commit_ts), owners.at(database_id, commit_ts)
+                after = SchemaVersion(commit_ts, commit_ts, table, database, account)
             same = before is not None and after is not None and same_to_readers(before, after)
             if same and before is not None and after is not None and same_indexes(before, after):
                 continue
@@ -113,7 +143,20 @@ class VisibleTables:
         before = seen[-1].schema if seen else None
         if before is None or newest is None or newest.unreadable:
             return None
-        return TableChange(before, SchemaVersion(commit_ts, commit_ts, newest, before.database))
+        after = replace(before, since_ts=commit_ts, version=commit_ts, table=newest)
+        return TableChange(before, after)
+
+    def hand_over(self, database: str, account: str) -> list[TableChange]:
+        """Return the changes by which the tables of a database come to belong to another account.
+
+        The versions stay: nothing of the rows is another, so readers of any account go on where they are.
+        """
+        newest = (seen[-1].schema for _, seen in sorted(self._seen.items()))
+        return [
+            TableChange(schema, replace(schema, account=account))
+            for schema in newest
+            if schema is not None and schema.database == database and schema.account != account
+        ]
 
     def enter(self, commit_ts: int, changes: Iterable[TableChange]) -> None:
         """Apply what `changes` returned."""
@@ -126,7 +169,11 @@ class VisibleTables:
                     self._logical.setdefault(physical_id, set()).add(after.table.id)
 
     def note_unreadable(
-        self, commit_ts: int, described: Iterable[TableDescription], databases: DatabaseNames
+        self,
+        commit_ts: int,
+        described: Iterable[TableDescription],
+        databases: DatabaseNames,
+        owners: DatabaseOwners,
     ) -> None:
         """Record which tables of a transaction cannot be read any more, or can be read again."""
         for database_id, table_id, table in described:
@@ -138,7 +185,8 @@ class VisibleTables:
                 if not table.name and before is not None:
                     table = carry_names(table, before.table)  # noqa: PLW2901 - it has no names of its own
                 since_ts = commit_ts if known is None else known.since_ts
-                schema = SchemaVersion(since_ts, commit_ts, table, databases.at(database_id, commit_ts))
+                database, account = databases.at(database_id, commit_ts), owners.at(database_id, commit_ts)
+                schema = SchemaVersion(since_ts, commit_ts, table, database, account)
                 self._unread.setdefault(table_id, []).append(_UnreadSpan(schema))
 
     def _last_unread(self, table_id: int) -> SchemaVersion | None:
@@ -205,10 +253,11 @@ JOB_WAIT_MS = 60_000
 
 @dataclass(slots=True)
 class _Described:
-    """The descriptions of tables and databases that one transaction wrote, and the jobs that it recorded."""
+    """What one transaction wrote: descriptions of tables and databases, owners, and finished jobs."""
 
     tables: dict[int, TableDescription] = field(default_factory=dict)
     databases: dict[int, DatabaseInfo | None] = field(default_factory=dict)
+    owned: set[int] = field(default_factory=set)  # databases whose owner it wrote
     jobs: list[DdlJob] = field(default_factory=list)
 
     def add(self, described: TableDescription | DatabaseDescription) -> None:
@@ -229,6 +278,7 @@ class _Change:
     database: str
     tables: tuple[TableChange, ...]
     scope: DdlScope = DdlScope.TABLES
+    account: str = ""
 
     @property
     def seen_by_readers(self) -> bool:
@@ -269,6 +319,7 @@ class DdlHistory:
         self._tables = VisibleTables()
         self._databases: set[int] = set()
         self._names = DatabaseNames()
+        self._owners = DatabaseOwners()
         self._events: list[DdlEvent] = []
         self._told: set[int] = set()  # jobs whose DDLs are among the events before they are recorded
         self._derived: dict[int, int] = {}  # tables and databases that changed without a known job, and when
@@ -291,6 +342,11 @@ class DdlHistory:
                 self._jobs.add(job, commit_ts)
                 recorded = self._unsettled.setdefault(commit_ts, _Described()).jobs
                 recorded += [job] if job not in recorded else []
+            owned = read_account_record(key, value)
+            if owned is not None:
+                self._owners.add(commit_ts, owned)
+            if isinstance(owned, OwnerRecord):
+                self._unsettled.setdefault(commit_ts, _Described()).owned.add(owned.database_id)
             return
         self._unsettled.setdefault(commit_ts, _Described()).add(described)
         if isinstance(described, DatabaseDescription):
@@ -387,9 +443,10 @@ class DdlHistory:
                 return
             self._enter(commit_ts, changes)
             self._tables.note(described.tables.values())
-            self._tables.note_unreadable(commit_ts, described.tables.values(), self._names)
+            self._tables.note_unreadable(commit_ts, described.tables.values(), self._names, self._owners)
             del self._unsettled[commit_ts]
             events = [self._event(commit_ts, change, job) for change, job in pairs]
+            events += [self._hand_over(commit_ts, database_id) for database_id in sorted(described.owned)]
             events += [self._event_of_record(commit_ts, job) for job in described.jobs]
             self._events += [event for event in events if event is not None]
         self._settled_ts = self._fed_ts
@@ -411,7 +468,8 @@ class DdlHistory:
                 self._databases ^= change.ids
 
     def _changes(self, commit_ts: int, described: _Described) -> Iterator[_Change]:
-        left = pair_changes(self._tables.changes(commit_ts, described.tables.values(), self._names))
+        tables = described.tables.values()
+        left = pair_changes(self._tables.changes(commit_ts, tables, self._names, self._owners))
         for database_id, info in sorted(described.databases.items()):
             if (info is not None) == (database_id in self._databases):
                 continue  # only its charset changed, or it is half dropped: nothing that a reader sees
@@ -422,9 +480,24 @@ class DdlHistory:
             inside = tuple(change for change in left if _has_only(change, side) and _database(change) == name)
             left = tuple(change for change in left if change not in inside)
             action = DdlAction.DROP_SCHEMA if info is None else DdlAction.CREATE_SCHEMA
-            yield _Change(frozenset({database_id}), action, name, inside, DdlScope.DATABASE)
+            # The transaction that drops a database removes its owner too: it is of whoever had it before.
+            account = self._owners.at(database_id, commit_ts - (info is None))
+            yield _Change(frozenset({database_id}), action, name, inside, DdlScope.DATABASE, account)
         if left:
             yield _Change(frozenset(ids_in_changes(left)), action_of(left), _database(left[0]), left)
+
+    def _hand_over(self, commit_ts: int, database_id: int) -> DdlEvent | None:
+        """Enter the account that a database came to belong to; return that as a DDL of its tables, if any.
+
+        For changefeeds of the former and the next account it is what a rename is: tables go and come.
+        """
+        name, account = self._names.at(database_id, commit_ts), self._owners.at(database_id, commit_ts)
+        changes = tuple(self._tables.hand_over(name, account)) if database_id in self._databases else ()
+        if not changes:
+            return None
+        self._tables.enter(commit_ts, changes)
+        change = _Change(frozenset(), DdlAction.RENAME_TABLE, name, changes)
+        return _as_event(commit_ts, change, DdlAction.RENAME_TABLE, "")
 
     def _event(self, commit_ts: int, change: _Change, recorded: RecordedDdl | None) -> DdlEvent | None:
         """Return the DDL of a change with the statement of its job; None when there is nothing to tell."""
@@ -451,7 +524,8 @@ class DdlHistory:
             return None  # without a version of the schema TiDB had nothing to do
         if job.type == OtherAction.MODIFY_SCHEMA_CHARSET:
             name = self._names.at(job.database_id, commit_ts, job.database_name)
-            change = _Change(frozenset(), job.type, name, (), DdlScope.DATABASE)
+            account = self._owners.at(job.database_id, commit_ts)
+            change = _Change(frozenset(), job.type, name, (), DdlScope.DATABASE, account)
             return _as_event(commit_ts, change, job.type, ddl_statement(job, ()))
         changed = self._view_change(commit_ts, job) if job.type in _VIEWS else None
         if job.type not in _VIEWS:
@@ -467,7 +541,8 @@ class DdlHistory:
         database = self._names.at(job.database_id, commit_ts, job.database_name)
         if job.table is None or job.table.unreadable:
             return None
-        view = SchemaVersion(commit_ts, commit_ts, job.table, database)
+        account = self._owners.at(job.database_id, commit_ts)
+        view = SchemaVersion(commit_ts, commit_ts, job.table, database, account)
         return TableChange(view, None) if job.type == OtherAction.DROP_VIEW else TableChange(None, view)
 
 
@@ -491,6 +566,7 @@ def _as_event(commit_ts: int, change: _Change, action: int, query: str, *, furth
         tables=change.tables,
         scope=change.scope,
         further=further,
+        account=change.account,
     )
 
 

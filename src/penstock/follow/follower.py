@@ -45,6 +45,7 @@ from penstock.kv import AsyncClient, Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.object_storage import StorageRef
 from penstock.settings import Settings, TlsSettings
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 T = TypeVar("T")
 Partitions = tuple[Partition, ...]
@@ -403,9 +404,12 @@ class ScanFollower(EventStoreFollower):
             found[table_id] = replace(found.get(table_id, ReadableRange(0, 0)), refusal=refusal)
         return {table_id: table for table_id, table in found.items() if table.readable_ts or table.refusal}
 
-    def why_gone(self, table_id: int) -> str | None:
-        """Return what became of a table that does not exist any more, and the remedy; None when it exists."""
-        return self._tables.why_gone(table_id)
+    def why_gone(self, table_id: int, account: str = SYSTEM_ACCOUNT.name) -> str | None:
+        """Return what became of a table that does not exist any more, and the remedy; None when it exists.
+
+        A table that went to another account is gone for an account other than `sys`.
+        """
+        return self._tables.why_gone(table_id, account)
 
     def scan(
         self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit, *, named: bool = False
@@ -420,7 +424,8 @@ class ScanFollower(EventStoreFollower):
             view = TableView(schema.name, partitions, table_id=table_id, named=named)
             return scan_tail(view, from_ts, to_ts, limit) if from_ts else scan_snapshot(view, to_ts)
 
-        return self._read(schema, schema.table.physical_ids, fix)
+        found = self._read(schema, schema.table.physical_ids, fix)
+        return replace(found, accounts=self._tables.accounts(table_id, found.from_ts or found.to_ts))
 
     def open(
         self, scan: TableScan, columns: Collection[str] | None, *, impossible_dates: bool = False

@@ -7,14 +7,16 @@ its partitions. `penstock.follow.follower` implements both; simulations and test
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from penstock.changes.batches import ChangesHandle
 from penstock.changes.limits import ReadLimit
+from penstock.errors import Invalid
 from penstock.eventstore.read.partition import Refusal, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position, Slice, TableSpan
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,18 @@ class SliceSource(Protocol):
         """Close connections and threads; holds stay for the next run."""
 
 
+class TableGone(Invalid):
+    """The source table was dropped, truncated or replaced."""
+
+
+def describe_other_account(name: str, account: str) -> str:
+    """Return why a table is gone for an account, and the remedy. The account may know the name."""
+    return (
+        f"table {name} does not belong to account {account} any more, or did not at that time; unregister its"
+        " jobs with `penstock job unregister`, and register them under the account that has the table"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableScan:
     """A range of a table's changes with its end fixed. Small, and can be pickled when the view can."""
@@ -111,11 +125,23 @@ class TableScan:
     """About how many bytes the changes have."""
     before: SchemaVersion | None = None
     """The table where the range begins; None for a snapshot."""
+    accounts: frozenset[str] | None = None
+    """The accounts that the table belonged to in the range; None where that is not followed."""
 
     @property
     def snapshot(self) -> bool:
         """Whether the scan has all rows at `to_ts` instead of changes."""
         return self.from_ts == 0
+
+    def check_account(self, account: str) -> Self:
+        """Return the scan; raise TableGone when the table was another account's in a part of the range.
+
+        Readers of the account `sys` may read everything.
+        """
+        others = (self.accounts or frozenset()) - {account}
+        if others and account != SYSTEM_ACCOUNT.name:
+            raise TableGone(describe_other_account(self.schema.name, account))
+        return self
 
 
 class ScanSource(Protocol):
@@ -131,8 +157,11 @@ class ScanSource(Protocol):
         captured.
         """
 
-    def why_gone(self, table_id: int) -> str | None:
-        """Return what became of a table that does not exist any more, and the remedy; None when it exists."""
+    def why_gone(self, table_id: int, account: str = SYSTEM_ACCOUNT.name) -> str | None:
+        """Return what became of a table that does not exist any more, and the remedy; None when it exists.
+
+        A table that went to another account is gone for an account other than `sys`.
+        """
 
     def scan(self, table_id: int, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
         """Fix the range (from_ts, to_ts], or as much of it as the limit allows: at least one commit.

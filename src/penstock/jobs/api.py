@@ -153,6 +153,11 @@ class Jobs:
             raise Invalid(f"the table of job {job_id} is gone; unregister the job")
         if source.table_id == job.key.table_id:
             return self._change(txn, job, partial(resync_job, upto_ts=txn.start_ts))
+        if source.account != job.account:
+            raise Invalid(
+                f"the name {job_id.table_name} went from account {job.account} to {source.account};"
+                " unregister the job, and register another one with a target of that account"
+            )
         self.unregister_job(txn, job_id)
         self._register(txn, job_id, job.spec, confined=job.confined)
         return self._get(txn, job_id)

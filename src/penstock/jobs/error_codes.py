@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from penstock.errors import Corrupt, Denied, Invalid, PenstockError
-from penstock.follow.cluster_tables import TableGone
+from penstock.follow.source import TableGone
 from penstock.jobs.job import ErrorCode
 
 _MESSAGE_CHARS = 1000

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from penstock.errors import Invalid
+from penstock.tables.keys import decode_meta_key, meta_hash_prefix
 from penstock.tables.meta import ACCOUNTS, MetaReader, parse_json
 from penstock.tables.schema import DatabaseInfo
 from penstock.tables.schema_snapshot import choices
 
 _ACCOUNT_FIELD = b"Account:"
 _OWNER_FIELD = b"DB:"
+_ACCOUNT_KEYS = meta_hash_prefix(ACCOUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,29 @@ class Account:
 
 
 SYSTEM_ACCOUNT = Account(0, "sys")
+
+
+class OwnerRecord(NamedTuple):
+    """What a meta key says of a database: the account that it belongs to; None: the record was removed."""
+
+    database_id: int
+    account_id: int | None
+
+
+def read_account_record(key: bytes, value: bytes | None) -> Account | OwnerRecord | None:
+    """Decode what a key's new value says of an account or an owner; None when it is about something else.
+
+    An account that was removed is None too: it owned nothing.
+    """
+    if not key.startswith(_ACCOUNT_KEYS):
+        return None
+    field = decode_meta_key(key).field or b""
+    if field.startswith(_OWNER_FIELD):
+        database_id = int(field.removeprefix(_OWNER_FIELD))
+        return OwnerRecord(database_id, None if value is None else int(parse_json(value)))
+    if field.startswith(_ACCOUNT_FIELD) and value is not None:
+        return Account.from_json(parse_json(value))
+    return None
 
 
 def account_field(account_id: int) -> bytes:

@@ -129,6 +129,8 @@ class Catalog:
 
     def account_of(self, database: str, at_ts: int | None = None) -> Account:
         """Return the account that a database belongs to."""
+        if at_ts is None:
+            at_ts = self._client.timestamp()
         owned = self.schema(at_ts).database(database)
         return Accounts.load(self._meta(at_ts)).of(owned)
 
@@ -137,6 +139,8 @@ class Catalog:
 
         No account has a system database, whatever its name is.
         """
+        if at_ts is None:
+            at_ts = self._client.timestamp()  # one moment: a name may go from one account to another
         accounts = Accounts.load(self._meta(at_ts))
         owners = {database.name: accounts.of(database) for database in self.databases(at_ts)}
         if account is None:

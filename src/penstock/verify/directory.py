@@ -26,6 +26,7 @@ from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.clock import compose_ts, physical_ms
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 from penstock.tables.schema import TableInfo
 from penstock.verify.compare import Counts
 from penstock.verify.key_changes import (
@@ -218,6 +219,8 @@ class FeedFacts:
     """Whether it begins with all rows at `start_ts`."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Tables without which it goes on, and why."""
+    account: str = SYSTEM_ACCOUNT.name
+    """The account whose tables it replicates; `sys`: those of all."""
 
 
 class _Table(NamedTuple):
@@ -305,8 +308,9 @@ class FeedVerifier:
 
     def _tables(self, lineages: Lineages, at_ts: int) -> list[_Table]:
         replicated = TableFilter(self._facts.tables)
+        of_account = TableFilter(self._facts.tables, account=self._facts.account)
         schemas = {
-            schema.name.lower(): schema for schema in self._source.tables(at_ts) if replicated.matches(schema)
+            schema.name.lower(): schema for schema in self._source.tables(at_ts) if of_account.matches(schema)
         }
         written = {
             lineage.name.lower(): lineage for lineage in lineages if _is_replicated(lineage, replicated)

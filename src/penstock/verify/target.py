@@ -255,9 +255,8 @@ class Verifier:
             raise Invalid(
                 f"job {self._job.id} has not finished its first iteration; there is nothing to compare"
             )
-        return _SourceSnapshot(
-            at_ts, self._source.scan(self._job.key.table_id, 0, self._same_ts(at_ts), ReadLimit())
-        )
+        scan = self._source.scan(self._job.key.table_id, 0, self._same_ts(at_ts), ReadLimit())
+        return _SourceSnapshot(at_ts, scan.check_account(self._job.account))
 
     def _verify(self, snapshot: _SourceSnapshot) -> TargetVerifyReport:
         with self._compare(snapshot) as comparison:

@@ -17,11 +17,10 @@ from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import CaptureProgress, RangeReader, ReadRange, SchemaRange
-from penstock.follow.cluster_tables import TableGone
 from penstock.follow.follower import JOBS_HOLDER, ScanFollower, SliceFollower
 from penstock.follow.progress import MISSED_S
 from penstock.follow.slices import Position, Slice, TableSpan
-from penstock.follow.source import ReadableRange, TableScan
+from penstock.follow.source import ReadableRange, TableGone, TableScan
 from penstock.kv import AsyncClient, Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.pd import PdClient

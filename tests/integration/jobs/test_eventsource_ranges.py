@@ -17,9 +17,9 @@ from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.manifest import BEGUN
 from penstock.eventstore.read.partition import CaptureProgress, Refusal
-from penstock.follow.cluster_tables import UNKNOWN_MS, FollowedTables, TableGone
+from penstock.follow.cluster_tables import UNKNOWN_MS, FollowedTables
 from penstock.follow.follower import JOBS_HOLDER, EventStoreAccess, ScanFollower
-from penstock.follow.source import ReadableRange, TableScan
+from penstock.follow.source import ReadableRange, TableGone, TableScan
 from penstock.jobs.iteration.ordering import BatchProjection
 from penstock.kv.lease import LeaseRecord
 from penstock.object_storage import StorageRef

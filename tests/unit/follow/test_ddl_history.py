@@ -24,7 +24,9 @@ from support.metaevents import (
     a_table,
     finish_job,
     partitioned_table,
+    put_account,
     put_database,
+    put_owner,
     put_table,
     remove_database,
     remove_table,
@@ -514,3 +516,32 @@ def test_a_table_that_could_not_be_read_is_known_since_then_and_new_once_it_can_
     made.forget(45)
     assert [seen(ts) for ts in (50, 60)] == [{8: ("shop.v", 50)}, {}]
     assert made.unreadable() == {}
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_table_belongs_to_the_account_of_its_database_by_the_order_of_commits(backwards: bool) -> None:
+    changes = [
+        put_account(1, 5, "ann"), put_account(1, 6, "bob"),
+        put_database(2, 1, "shop"), put_owner(2, 1, 5), put_table(3, a_table(7)),
+        remove_database(4, 1), put_owner(4, 1, None), remove_table(4, 7),
+        put_database(5, 2, "shop"), put_owner(5, 2, 6), put_table(6, a_table(8), database_id=2),
+        put_owner(7, 2, 5), put_table(8, a_table(8, "more"), database_id=2),
+    ]  # fmt: skip
+    made = history(*(reversed(changes) if backwards else changes))
+    found = {ts: [(schema.table.id, schema.account) for schema in made.tables(ts)] for ts in (3, 4, 6, 7, 8)}
+    assert found == {3: [(7, "ann")], 4: [], 6: [(8, "bob")], 7: [(8, "ann")], 8: [(8, "ann")]}
+    of_databases = [
+        (event.commit_ts, event.account) for event in made.ddls(0, LATER) if event.scope is DdlScope.DATABASE
+    ]
+    assert of_databases == [(2, "ann"), (4, "ann"), (5, "bob")]
+    given = next(event for event in made.ddls(6, 7))
+    assert [change.only_owner for change in given.tables] == [True]
+    assert made.tables(6)[0].since_ts == made.tables(7)[0].since_ts, "files go on under their version"
+
+    known = KnownTables()
+    for event in made.ddls(0, LATER):
+        known.learn(event)
+    assert known.accounts_since(8, 6) == {"ann", "bob"}
+    assert known.accounts_since(8, 7) == {"ann"}
+    known.forget(9)
+    assert known.accounts_since(8, 6) == {"ann"}

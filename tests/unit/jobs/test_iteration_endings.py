@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import Aborted, Corrupt, Denied, Fenced, Invalid, KeyExists, StaleRead, Unavailable
-from penstock.follow.cluster_tables import TableGone
+from penstock.follow.source import TableGone
 from penstock.jobs.error_codes import CutOff, SchemaRefused, TargetDiffers, failure_of
 from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, Ready, reconcile
 from penstock.jobs.iteration.shared_scan import caps_of

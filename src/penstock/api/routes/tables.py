@@ -34,6 +34,7 @@ from penstock.control.table_changes import (
 )
 from penstock.errors import Invalid
 from penstock.eventstore.sides import COMMIT_TS
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 from penstock.tables.schema_snapshot import TablePlace
 
 __all__ = ["ARROW", "PageBounds", "api", "arrow_stream", "json_page", "start_reading"]
@@ -212,7 +213,8 @@ def read_changes(
         )
     if answer == "json" and from_ts == 0:
         raise Invalid("the rows of a table come as an Arrow stream only; use format=arrow, or from_ts >= 1")
-    request = ChangesRequest(from_ts=from_ts, to_ts=to_ts, columns=columns)
+    account = caller.account or SYSTEM_ACCOUNT.name
+    request = ChangesRequest(from_ts=from_ts, to_ts=to_ts, columns=columns, account=account)
     rows_max = state.settings.api.rows_max
     with ExitStack() as closing:
         cost = closing.enter_context(state.readers.reading(caller.name))

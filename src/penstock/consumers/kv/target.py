@@ -239,7 +239,7 @@ class TargetSchema:
         change = SchemaChange(txn)
         place = _find(change.schema, self._name)
         held = self._marks.lock(txn) or self._marks.fresh
-        self._check_place(place, held)
+        self._check_place(place, held, txn.start_ts)
         ours = place is not None and (held.owner, held.table_id) == (self._job.owner, place.table.id)
         if seen_ts not in {None, held.ts if ours else 0}:
             raise Fenced(f"table {self._name} is not at {seen_ts} any more")
@@ -257,8 +257,8 @@ class TargetSchema:
         self._marks.put(txn, mark)
         return mark
 
-    def _check_place(self, place: TablePlace | None, held: KvWatermark) -> None:
-        account = self._catalog.account_of(self._database)
+    def _check_place(self, place: TablePlace | None, held: KvWatermark, at_ts: int) -> None:
+        account = self._catalog.account_of(self._database, at_ts)
         if account.id != self._job.key.account_id:
             raise Invalid(
                 f"database {self._database} belongs to account {account.name}, and the job to another; choose"

@@ -152,7 +152,8 @@ class Explanation:
         if not near:
             return None
         try:
-            replicated = TableFilter(fact.feed.info.settings.get("tables", ("*.*",)))
+            info = fact.feed.info
+            replicated = TableFilter(info.settings.get("tables", ("*.*",)), account=info.account)
         except Invalid:  # the changefeed itself reports a wrong filter
             return None
         return next((table for table in near if replicated.matches(table.schema)), None)

@@ -205,12 +205,16 @@ class _CaptureAnswer:
 
 def _read_schemas(deployment: Deployment) -> list[tuple[SchemaVersion, str]]:
     """Return every base table but our own, with its account."""
-    schema = deployment.catalog.schema()
-    owned = deployment.catalog.owned_databases()
+    at_ts = deployment.now_ts()  # one moment: a name may go from one account to another
+    schema = deployment.catalog.schema(at_ts)
+    owners = {name: owner.name for name, owner in deployment.catalog.owned_databases(at_ts=at_ts).items()}
     return [
-        (SchemaVersion(table.update_ts, 0, table, database.name), owned[database.name].name)
+        (
+            SchemaVersion(table.update_ts, 0, table, database.name, owners[database.name]),
+            owners[database.name],
+        )
         for name, database in schema.databases.items()
-        if name != PENSTOCK_DATABASE and database.name in owned  # a database created since has no owner yet
+        if name != PENSTOCK_DATABASE
         for table in schema.tables[database.id].values()
         if table.is_base_table
     ]

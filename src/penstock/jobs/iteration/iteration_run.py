@@ -17,8 +17,7 @@ from penstock import metrics
 from penstock.clock import SYSTEM, Clock
 from penstock.durable_files import PRIVATE_FOLDER, make_data_directory, open_private
 from penstock.errors import Invalid, PenstockError
-from penstock.follow.cluster_tables import TableGone
-from penstock.follow.source import ScanSource
+from penstock.follow.source import ScanSource, TableGone
 from penstock.jobs.consumer import Consumer
 from penstock.jobs.iteration.consumer_run import (
     GRACE_S,
@@ -124,13 +123,16 @@ class IterationRun:
 
     def _check_table(self, jobs: Sequence[Job]) -> bool:
         """Return whether there is a table to read; if not, end the jobs with that."""
+        source = self._services.scan_config.source
         try:
-            gone = self._services.scan_config.source.why_gone(self.iteration.table_id)
-            if gone is None:
-                return True
-            raise TableGone(gone)
+            for account in {job.account for job in jobs}:
+                gone = source.why_gone(self.iteration.table_id, account)
+                if gone is not None:
+                    raise TableGone(gone)
         except PenstockError as error:
             outcome = self._outcomes.fail(error, at=self._clock.wall_ms(), by_source=True)
+        else:
+            return True
         for job in jobs:
             self._write(job, outcome, None)
         return False

@@ -181,6 +181,12 @@ class SharedScan:
         return not self._reader.is_alive()
 
     def _open_scan(self) -> TableScan:
+        scan = self._find_scan()
+        for account in {job.account for job in self._jobs}:
+            scan.check_account(account)
+        return scan
+
+    def _find_scan(self) -> TableScan:
         iteration, source = self._iteration, self._config.source
         caps = caps_of(iteration, self._config.settings)
         try:

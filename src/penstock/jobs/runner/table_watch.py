@@ -28,6 +28,7 @@ from penstock.metrics import (
     JOBS_SUBMITTED_TOTAL,
     JOBS_TRIGGER_FAULTS_TOTAL,
 )
+from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 _log = logging.getLogger(__name__)
 
@@ -92,18 +93,19 @@ class TableWatch:
         return self._begin(self._plan(tables, progress))
 
     async def _stop_orphans(self, tables: Collection[int]) -> None:
-        """Stop the jobs whose tables do not exist any more."""
+        """Stop the jobs whose tables do not exist any more, or belong to another account now."""
         changes: list[tuple[Job, Transition]] = []
         at = self._clock.wall_ms()
         for table_id in tables:
-            reason = self._source.why_gone(table_id)
-            if reason is not None:
-                stop = fail_iteration(ErrorCode.TABLE_GONE, reason, at=at)
-                changes += [
-                    (tracked.job, stop)
-                    for tracked in self._board.tables.get(table_id, ())
-                    if not tracked.busy and tracked.job.state is not JobState.ERROR
-                ]
+            followers = tuple(self._board.tables.get(table_id, ()))
+            accounts = {tracked.job.account for tracked in followers} or {SYSTEM_ACCOUNT.name}
+            gone = {account: self._source.why_gone(table_id, account) for account in accounts}
+            changes += [
+                (tracked.job, fail_iteration(ErrorCode.TABLE_GONE, reason, at=at))
+                for tracked in followers
+                if not tracked.busy and tracked.job.state is not JobState.ERROR
+                if (reason := gone[tracked.job.account]) is not None
+            ]
         for job, _ in changes:
             _log.warning("a job stops: its table is gone", extra={"job": str(job.id)})
         if changes:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from penstock.changefeeds.filters import (
@@ -104,3 +106,28 @@ def test_a_ddl_keeps_only_what_is_carried() -> None:
     assert dropped is not None
     assert dropped.tables[0].ended_ids == {1}
     assert table_filter.filter_ddl(drop_database(5, "bank", [outside])) is None
+
+
+def test_a_table_that_goes_to_another_account_is_dropped_without_the_names_of_that_account() -> None:
+    """Its new name stays unknown; a filter of admins has it before and after, and notices nothing."""
+    mine = replace(table_schema(1, "shop.a"), account="ann")
+    theirs = replace(table_schema(2, "shop.b"), account="bob")
+    of_ann = TableFilter(("shop.*",), account="ann")
+    assert of_ann.matches(mine)
+    assert not of_ann.matches(theirs)
+    assert not of_ann.matches(table_schema(3, "shop.c")), "whose it is, is not known"
+    assert of_ann.filter_ddl(alter_table(5, theirs)) is None
+
+    given = rename_tables(5, (mine, "shop.a"))
+    change = TableChange(mine, replace(mine, account="bob"))
+    given = replace(given, tables=(change,), query="RENAME TABLE shop.a TO bank.secret")
+    part = of_ann.filter_ddl(given)
+    assert part is not None
+    assert (part.tables, part.query) == ((TableChange(mine, None),), "")
+    assert TableFilter(("shop.*",)).filter_ddl(given) is None
+    gained = TableFilter(("shop.*",), account="bob")
+    assert gained.arriving_ids(given) == {1}
+
+    made = create_database(5, "shop")
+    assert of_ann.filter_ddl(replace(made, account="bob")) is None
+    assert of_ann.filter_ddl(replace(made, account="ann")) is not None

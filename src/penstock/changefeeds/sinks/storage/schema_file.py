@@ -410,7 +410,9 @@ def _statements(event: DdlEvent, tables: Sequence[TableChange]) -> list[tuple[st
     if creates and all(change.after is not None for change in tables):
         kind = OtherAction.RECOVER_TABLE if event.recovers else DdlAction.CREATE_TABLE
         return [(create_table(change.after.table), kind) for change in tables if change.after is not None]
-    if event.type in _RENAMES and any(change.before is None for change in tables):
+    arrives = any(change.before is None for change in tables)
+    leaves = not event.query and any(change.after is None for change in tables)
+    if event.type in _RENAMES and (arrives or leaves):
         return [_rename_among_arrivals(change) for change in tables]
     if len(tables) > 1 and _renames_apart(tables):
         return [(rename_statement([change]), DdlAction.RENAME_TABLE) for change in tables]
@@ -421,9 +423,9 @@ _RENAMES = frozenset({int(DdlAction.RENAME_TABLE), int(OtherAction.RENAME_TABLES
 
 
 def _rename_among_arrivals(change: TableChange) -> tuple[str, int]:
-    """Return the statement for one of several renamed tables, some of which come from outside the patterns.
+    """Return the statement for one of several tables, some of which come from outside or go there.
 
-    Those are created; one that leaves the patterns is dropped.
+    Those that come are created; those that go are dropped.
     """
     if change.before is None and change.after is not None:
         return create_table(change.after.table), DdlAction.RENAME_TABLE
