@@ -11,7 +11,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 # Every process would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check soak judges lint types collect setup java connectors chromium proto format docs bench versions matrix audit \
+.PHONY: demo test check soak judges lint types collect setup java connectors classes chromium proto format docs bench versions matrix audit \
 	requirements clean
 
 demo: setup
@@ -43,10 +43,13 @@ judges: setup # TiDB and TiCDC's storage consumer say whether we are right; need
 	@cd tests/judges/go && go build -buildvcs=false -o ../../../$(JUDGES)/ ./tidb-recorder github.com/pingcap/tiflow/cmd/storage-consumer
 	@$(BIN)/pytest --timeout 3600 tests/judges
 
-setup: java $(STAMP) connectors
+setup: java $(STAMP) connectors classes
 
 connectors: java $(STAMP) # jars of Delta and Iceberg for Spark; without a network, their tests are skipped
 	@$(BIN)/python tools/fetch_connectors.py
+
+classes: java $(STAMP) # Spark's classes as Java has them in memory: every session starts faster
+	@$(BIN)/python tools/archive_classes.py
 
 java:
 	@./tools/ensure-java

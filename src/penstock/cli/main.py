@@ -306,7 +306,7 @@ def search(
 def doctor(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Fetch the jars of connectors that are missing.")
+        bool, typer.Option("--fix", help="Fetch missing jars of connectors; let Spark start faster.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 from penstock.durable_files import PRIVATE_FILE, make_private_folder, open_private, sync_data, sync_folder
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import SparkSettings
+from penstock.spark.class_archive import user_cache
 from penstock.spark.jvm import find_java
 
 __all__ = [
@@ -166,13 +167,10 @@ def jar_folder(wanted: SparkSettings, environ: Mapping[str, str] = os.environ) -
     """
     if wanted.connectors_dir is not None:
         return wanted.connectors_dir.absolute()
-    cache = environ.get("XDG_CACHE_HOME", "")
-    if Path(cache).is_absolute():  # the standard says to ignore a relative one
-        return Path(cache, "penstock", "jars")
-    try:
-        return Path.home() / ".cache" / "penstock" / "jars"
-    except RuntimeError as error:
-        raise Invalid("this user has no home folder; set spark.connectors_dir") from error
+    cache = user_cache(environ)
+    if cache is None:
+        raise Invalid("this user has no home folder; set spark.connectors_dir")
+    return cache / "jars"
 
 
 def missing_jars(jars: Iterable[Jar], folder: Path) -> list[Jar]:

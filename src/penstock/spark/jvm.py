@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from penstock.durable_files import PRIVATE_FOLDER, open_private
 from penstock.errors import Invalid, Unavailable
+from penstock.spark.class_archive import archive_options, link_spark, make_home
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -53,6 +54,7 @@ _NO_REASON = (
 _HELD_LINES = 200
 DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_SHARING = ("-XX:SharedArchiveFile", "-XX:ArchiveClassesAtExit", "-Xshare")
 
 
 def launch(conf: Mapping[str, str], folder: Path) -> Any:
@@ -90,6 +92,8 @@ def _write_conf(conf: Mapping[str, str], folder: Path) -> Path:
     """
     options = folder / "java-options"
     given = shlex.split(conf.get(DRIVER_JAVA_OPTIONS, ""))
+    if os.environ.get(HOME) == quick_home() and not any(option.startswith(_SHARING) for option in given):
+        given = [*shlex.split(archive_options(Path(quick_home()), find_java(os.environ))), *given]
     _write_private(options, "".join(f"{_java_argument(option)}\n" for option in given))
     pairs = {**conf, DRIVER_JAVA_OPTIONS: f"@{options}"}
     path = folder / "spark.properties"
@@ -319,12 +323,13 @@ def local_folder() -> str:
 
 
 def quick_home() -> str:
-    """Return a copy of PySpark's folder without the archive of its sources; it is removed with this process.
+    """Return a copy of PySpark's folder without the archive of its sources.
 
     With the archive, every Python process that Spark starts imports PySpark from it and compiles it first,
-    which takes a second. Without the archive it imports the installed package, which is compiled.
+    which takes a second. Without the archive it imports the installed package, which is compiled. It is in
+    the user's cache folder, or else in a folder that is removed with this process.
     """
-    return _folder().name
+    return str(_home())
 
 
 @contextmanager
@@ -344,11 +349,18 @@ def spark_home(master: Master, python: str) -> Iterator[None]:
 
 
 @cache
-def _folder() -> "TemporaryDirectory[str]":
+def _home() -> Path:
     import pyspark
 
+    spark = Path(pyspark.__file__).parent
+    home = make_home(spark)
+    if home is None:
+        home = Path(_folder().name)
+        link_spark(spark, home)
+    return home
+
+
+@cache
+def _folder() -> "TemporaryDirectory[str]":
     # Java may still remove its own files in it while this process ends.
-    folder = TemporaryDirectory(prefix="penstock-spark-home-", ignore_cleanup_errors=True)
-    for name in ("bin", "jars"):
-        Path(folder.name, name).symlink_to(Path(pyspark.__file__).parent / name)
-    return folder
+    return TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True)

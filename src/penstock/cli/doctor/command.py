@@ -31,7 +31,7 @@ Check = Callable[[], Finding | list[Finding]]
 def examine(config: Path | None, *, fix: bool = False) -> list[Finding]:
     """Run every check for a settings file, or for the defaults; return the findings.
 
-    With `fix`, fetch the jars of connectors that are missing.
+    With `fix`, fetch the jars of connectors that are missing, and make the archive of Spark's classes.
     """
     findings, settings = _load_settings(config)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-doctor") as pool:
@@ -55,6 +55,7 @@ def _checks(settings: Settings | None, *, fix: bool) -> Iterator[Check]:
     yield machine.check_python
     yield machine.check_packages
     yield machine.check_java
+    yield partial(machine.check_class_archive, fix=fix)
     yield machine.check_descriptors
     if settings is None:
         return

@@ -14,10 +14,12 @@ from penstock.cli.output import GIB, MIB, format_size
 from penstock.errors import Invalid, PenstockError
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import connectors
-from penstock.spark.jvm import JAVA_MIN, require_java
+from penstock.spark.class_archive import archive_path, build_archive
+from penstock.spark.jvm import JAVA_MIN, find_java, quick_home, require_java
 
 __all__ = [
     "PACKAGES",
+    "check_class_archive",
     "check_connectors",
     "check_descriptors",
     "check_java",
@@ -109,6 +111,22 @@ def check_connectors(wanted: SparkSettings, *, fix: bool = False) -> Finding:
         what = f"{len(missing)} of {len(jars)} jars are not in {folder}"
         return warn("connectors", what, "`penstock doctor --fix` fetches them, else the first session does")
     return ok("connectors", f"{', '.join(wanted.connectors)} in {folder}")
+
+
+def check_class_archive(*, fix: bool = False, environ: Mapping[str, str] = os.environ) -> Finding:
+    """Check whether Java has an archive of Spark's classes; with `fix`, make one. Spark starts without it."""
+    try:
+        java, home = find_java(environ), Path(quick_home())
+        path = archive_path(home, java)
+        if fix and not path.exists():
+            build_archive(home, java)
+    except PenstockError as error:
+        return from_error("spark start", error)
+    if not path.exists():
+        return ok(
+            "spark start", "`penstock doctor --fix` makes it faster, with an archive of Spark's classes"
+        )
+    return ok("spark start", f"with the archive of Spark's classes in {home}")
 
 
 def check_packages(names: Sequence[str] = PACKAGES) -> Finding:

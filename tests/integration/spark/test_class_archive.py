@@ -1,0 +1,95 @@
+"""The archive of Spark's classes: Java takes them from it, and a session starts without one as well."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.spark import class_archive
+from penstock.spark.class_archive import archive_options, archive_path, build_archive, make_home
+from penstock.spark.jvm import find_java, quick_home
+
+JAVA = find_java(os.environ)
+SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def home() -> Path:
+    """The home of this environment, whose archive `make setup` has made."""
+    found = Path(quick_home())
+    if not archive_path(found, JAVA).exists():
+        build_archive(found, JAVA)
+    return found
+
+
+def start(home: Path, options: str) -> "subprocess.CompletedProcess[str]":
+    """Run Spark's own start script, and let Java say where it takes its classes from."""
+    environ = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_SUBMIT_OPTS": f"{options} -Xlog:class+load:stdout",
+    }
+    command = [home / "bin" / "spark-submit", "--version"]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+
+
+def sources(printed: str) -> set[str]:
+    return {line.partition("source: ")[2] for line in printed.splitlines() if f" {SUBMIT} source" in line}
+
+
+def test_java_takes_sparks_classes_from_it(home: Path) -> None:
+    started = start(home, archive_options(home, JAVA))
+    assert started.returncode == 0, started.stderr
+    assert sources(started.stdout) == {"shared objects file (top)"}
+    assert archive_path(home, JAVA).stat().st_mode & 0o077 == 0, "others can read or replace it"
+
+
+def test_java_starts_without_a_word_when_it_does_not_fit(home: Path, tmp_path: Path) -> None:
+    other = tmp_path / "home"
+    other.mkdir()
+    class_archive.link_spark(Path(os.path.realpath(home / "jars")).parent, other)
+    (other / "jars").unlink()
+    (other / "jars").mkdir()
+    for jar in (home / "jars").glob("*.jar"):
+        if "arrow" not in jar.name:
+            (other / "jars" / jar.name).symlink_to(jar.resolve())
+    archive_path(other, JAVA).symlink_to(archive_path(home, JAVA))
+    started = start(other, archive_options(other, JAVA))
+    assert started.returncode == 0
+    assert "shared objects file (top)" not in sources(started.stdout)
+    assert "[warning]" not in started.stdout + started.stderr
+
+
+def test_nothing_is_asked_of_java_without_one(home: Path, tmp_path: Path) -> None:
+    assert archive_options(tmp_path, JAVA) == ""
+    assert archive_path(home, JAVA).name in archive_options(home, JAVA)
+
+
+def test_an_archive_of_another_user_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert archive_options(home, JAVA) == ""
+
+
+def test_the_home_stays_the_same_and_is_the_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    spark = Path(os.path.realpath(Path(quick_home(), "jars"))).parent
+    made = make_home(spark)
+    assert made is not None
+    assert made.is_relative_to(tmp_path / "penstock")
+    assert make_home(spark) == made
+    assert list((made / "jars").glob("spark-core_*.jar"))
+    assert made.stat().st_mode & 0o077 == 0
+    assert [path.name for path in (tmp_path / "penstock").iterdir()] == [made.name]
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert make_home(tmp_path) is None
