@@ -1,6 +1,6 @@
 """What people do with changefeeds: create, pause, resume and update what is stored of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +58,13 @@ async def create_changefeed(
     *,
     now_ts: int,
     account: str = "sys",
+    check: Check | None = None,
     clock: Clock = SYSTEM,
 ) -> ChangefeedRecord:
     """Add a changefeed of an account; `now_ts` is a current timestamp of the database.
 
-    Raises Invalid when the changefeed could not run with its settings, AlreadyExists when the name is taken.
+    `check` is called with all other changefeeds, in the transaction that adds this one. Raises what it
+    raises, Invalid when the changefeed could not run with its settings, AlreadyExists when the name is taken.
     """
     check_changefeed_id(changefeed_id)
     check_settings(settings)
@@ -86,7 +88,14 @@ async def create_changefeed(
         created_ms=clock.wall_ms(),
         account=account,
     )
-    await store.create(info, check=_location_check(changefeed_id, options, account))
+    is_free = _location_check(changefeed_id, options, account)
+
+    def check_others(others: list[ChangefeedRecord]) -> None:
+        if check is not None:
+            check(others)
+        is_free(others)
+
+    await store.create(info, check=check_others)
     return ChangefeedRecord(info, ChangefeedStatus.of_new(info))
 
 
@@ -113,19 +122,27 @@ async def resume_changefeed(store: ChangefeedStore, changefeed_id: str) -> Chang
 
 
 async def update_changefeed(
-    store: ChangefeedStore, changefeed_id: str, changes: Mapping[str, Any]
+    store: ChangefeedStore,
+    changefeed_id: str,
+    changes: Mapping[str, Any],
+    *,
+    permit: Callable[[ChangefeedSettings], None] | None = None,
 ) -> ChangefeedRecord:
     """Change some settings. Tables that the patterns add begin at the checkpoint; those they drop end there.
 
     A new location gets everything after the checkpoint, and must hold no files of a changefeed.
 
-    Raises Invalid when the changefeed runs, when it could not run with the settings, or when `changes` has
-    its start, which cannot be changed.
+    `permit` is called with the changed settings: before anything is done with them, and again in the
+    transaction that stores them. Raises what it raises, and Invalid when the changefeed runs, when it could
+    not run with the settings, or when `changes` has its start, which cannot be changed.
     """
     if "start" in changes:
         raise Invalid("a changefeed's start cannot be changed; remove it and create another one")
     known = await store.get(changefeed_id)
-    options = sink_options(_merge_settings(known, changes))
+    wanted = _merge_settings(known, changes)
+    if permit is not None:
+        await call_in_thread(permit, wanted)  # the file system of a target may be slow
+    options = sink_options(wanted)
     if _moves_files(known, options):
         await _check_target_unused(options)
 
@@ -133,6 +150,8 @@ async def update_changefeed(
         if record.state not in _ENDED:
             raise Invalid(f"changefeed {changefeed_id} is {record.state}; pause it before it is changed")
         updated = _merge_settings(record, changes)
+        if permit is not None and updated != wanted:  # somebody has changed it since
+            permit(updated)
         check_settings(updated)
         _check_file_options(record, updated)
         status, previous = record.status, None

@@ -5,6 +5,7 @@ means all of them. A changefeed that does not exist, or belongs to another accou
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from penstock import eventloop
@@ -14,7 +15,7 @@ from penstock.changefeeds.sink_uri import mask_uri
 from penstock.clock import SYSTEM, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.display import format_ms, format_ts
-from penstock.control.tenancy import QuotaLocks, check_quota
+from penstock.control.tenancy import check_quota
 from penstock.errors import Invalid, Unavailable
 from penstock.follow.holds import ClusterHold
 from penstock.settings import ChangefeedSettings, parse_changefeed
@@ -22,7 +23,6 @@ from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 _log = logging.getLogger(__name__)
 
-_CREATING = QuotaLocks()
 _MASKED = {"sink": "***", "storage_options": "***"}
 
 
@@ -65,20 +65,25 @@ def create_changefeed(
 
     Raises TenantRefused when the account has as many changefeeds as it may have.
     """
-    with _CREATING.of(account):
-        known = None if account is None else deployment.settings.api.accounts.get(account)
+    known = None if account is None else deployment.settings.api.accounts.get(account)
+
+    def check_count(others: list[ChangefeedRecord]) -> None:
         if account is not None and known is not None:
-            count = len(list_changefeeds(deployment, account=account))
+            count = sum(record.info.account == account for record in others)
             check_quota(account, "changefeeds", count, known.changefeeds_max)
-        return eventloop.run(
-            commands.create_changefeed(
-                deployment.feeds_of(account),
-                name,
-                settings,
-                now_ts=deployment.now_ts(),
-                account=account or SYSTEM_ACCOUNT.name,
-            )
+
+    if account is not None:  # before its target is asked, and again in the transaction that adds it
+        check_count(list_changefeeds(deployment, account=account))
+    return eventloop.run(
+        commands.create_changefeed(
+            deployment.feeds_of(account),
+            name,
+            settings,
+            now_ts=deployment.now_ts(),
+            account=account or SYSTEM_ACCOUNT.name,
+            check=check_count,
         )
+    )
 
 
 def update_from_options(deployment: Deployment, name: str, options: dict[str, Any]) -> ChangefeedRecord:
@@ -91,14 +96,25 @@ def update_from_options(deployment: Deployment, name: str, options: dict[str, An
 
 
 def update_changefeed(
-    deployment: Deployment, name: str, changes: dict[str, Any], *, account: str | None = None
+    deployment: Deployment,
+    name: str,
+    changes: dict[str, Any],
+    *,
+    account: str | None = None,
+    permit: Callable[[ChangefeedSettings], None] | None = None,
 ) -> ChangefeedRecord:
-    """Change a paused changefeed; raise Invalid when `changes` is empty."""
+    """Change a paused changefeed; raise Invalid when `changes` is empty.
+
+    `permit` is called with the changed settings in the transaction that stores them, and raises when the
+    caller may not have them: what somebody else changes meanwhile is among them.
+    """
     if not changes:
         raise Invalid(
             f"no change is given for changefeed {name}; give an option, or its section in the --config file"
         )
-    return eventloop.run(commands.update_changefeed(deployment.feeds_of(account), name, changes))
+    return eventloop.run(
+        commands.update_changefeed(deployment.feeds_of(account), name, changes, permit=permit)
+    )
 
 
 def remove_changefeed(deployment: Deployment, name: str, *, account: str | None = None) -> None:

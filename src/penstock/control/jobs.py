@@ -5,6 +5,7 @@ deployment and return JSON views.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,14 +16,14 @@ from penstock.clock import SYSTEM
 from penstock.control import job_views
 from penstock.control.deployment import Deployment
 from penstock.control.display import format_ts
-from penstock.control.tenancy import QuotaLocks, check_quota
+from penstock.control.tenancy import check_quota
 from penstock.control.verify import read_last_results
 from penstock.durations import parse_duration
 from penstock.errors import AlreadyExists, Invalid, PenstockError
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.api import Jobs, check_spec, make_paths_absolute, no_such_job
 from penstock.jobs.freshness import Freshness, FreshnessReader, freshness_of
-from penstock.jobs.job import Job, JobId, JobState
+from penstock.jobs.job import Job, JobId, JobKey, JobState
 from penstock.jobs.spec import JobSpec, UpdateOptions
 from penstock.kv import Transaction
 from penstock.kv.transact import transact
@@ -43,6 +44,9 @@ __all__ = [
 
 
 T = TypeVar("T")
+
+_QUOTAS = b"penstock/jobs/quota/"
+"""Rows by account, which everybody writes who counts an account's jobs and adds one."""
 
 
 def run_transaction(jobs: Jobs, work: Callable[[Transaction], T]) -> T:
@@ -107,8 +111,15 @@ def parse_state(name: str | None) -> JobState | None:
     return None if name is None else known[name]
 
 
-def add_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
-    """Check a job and add it.
+def add_job(
+    jobs: Jobs,
+    loaded: Settings,
+    job_id: JobId,
+    spec: JobSpec,
+    *,
+    check: Callable[[Transaction], object] | None = None,
+) -> Job:
+    """Check a job and add it; `check` is called in the transaction that adds it, and may raise.
 
     Raises Invalid when the job cannot work, AlreadyExists when its table has a job of that name. Relative
     paths among its options are relative to this process's folder, and are kept absolute.
@@ -117,6 +128,8 @@ def add_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
     check_spec(job_id, spec, _schema(jobs, job_id), loaded)
 
     def add(txn: Transaction) -> Job:
+        if check is not None:
+            check(txn)
         if not jobs.register_job(txn, job_id, spec):
             raise AlreadyExists(f"job {job_id} exists already; change it with `penstock job update {job_id}`")
         return jobs.get_job(job_id, txn=txn)
@@ -124,17 +137,28 @@ def add_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec) -> Job:
     return run_transaction(jobs, add)
 
 
-def update_job(jobs: Jobs, loaded: Settings, job_id: JobId, spec: JobSpec, *, interrupt: bool) -> Job:
+def update_job(
+    jobs: Jobs,
+    loaded: Settings,
+    job_id: JobId,
+    spec: JobSpec,
+    *,
+    interrupt: bool,
+    permit: Callable[[Transaction, Job], None] | None = None,
+) -> Job:
     """Check and change the spec of a job.
 
     A change of columns makes the job fill its target again from the start. `interrupt` ends the running
-    iteration, so that the change applies at once.
+    iteration, so that the change applies at once. `permit` is called with the job before the change, in the
+    transaction of the change, and raises when the caller may not make it.
     """
     if spec == JobSpec() and not interrupt:
         raise Invalid(f"no change is given for job {job_id}; give an option, or --spec")
 
     def change(txn: Transaction) -> Job:
         before = jobs.get_job(job_id, txn=txn)
+        if permit is not None:
+            permit(txn, before)
         newer = make_paths_absolute(spec, before.spec, allowed_code=loaded.jobs.allowed_code)
         merged = before.spec.merge(newer)
         if merged.consumer != before.spec.consumer:
@@ -160,9 +184,6 @@ def _schema(jobs: Jobs, job_id: JobId) -> SchemaVersion:
     return SchemaVersion(since_ts=0, version=0, table=table, database=job_id.database)
 
 
-_REGISTERING = QuotaLocks()
-
-
 def register_job(
     deployment: Deployment, job_id: JobId, spec: JobSpec, *, account: str | None = None
 ) -> dict[str, Any]:
@@ -171,10 +192,13 @@ def register_job(
     Raises TenantRefused when the account has as many jobs as it may have.
     """
     jobs = deployment.jobs(account)
-    with _REGISTERING.of(account):
-        if account is not None:
-            _check_quota(jobs, deployment.settings, account)
+    known = None if account is None else deployment.settings.api.accounts.get(account)
+    if account is None or known is None:
         job = add_job(jobs, deployment.settings, job_id, spec)
+    else:
+        check = partial(_check_quota, jobs, account, known.jobs_max)
+        jobs.log.forget(run_transaction(jobs, check))  # before its target is asked
+        job = add_job(jobs, deployment.settings, job_id, spec, check=check)
     progress = deployment.readable_ranges([job.key.table_id]).get(job.key.table_id)
     return {
         **job_views.job_details(
@@ -184,15 +208,16 @@ def register_job(
     }
 
 
-def _check_quota(jobs: Jobs, settings: Settings, account: str) -> None:
-    """Refuse one job too many, and forget the oldest dropped ones: a day's loop leaves no pile of rows."""
-    known = settings.api.accounts.get(account)
-    if known is None:
-        return
-    found = jobs.get_jobs(dropped=True)
-    check_quota(account, "jobs", sum(job.live for job in found), known.jobs_max)
+def _check_quota(jobs: Jobs, account: str, most: int, txn: Transaction) -> list[JobKey]:
+    """Raise TenantRefused for one job too many, in a transaction that adds one; two never both fit.
+
+    Return the oldest dropped jobs, which are to be forgotten: a day's loop leaves no pile of rows.
+    """
+    found = jobs.get_jobs(dropped=True, txn=txn)
+    check_quota(account, "jobs", sum(job.live for job in found), most)
+    txn.put(_QUOTAS + account.encode(), b"%d" % txn.start_ts)  # conflicts with others of the account
     dropped = sorted((job for job in found if not job.live), key=lambda job: job.drop_at or 0)
-    jobs.log.forget([job.key for job in dropped[: max(0, len(dropped) - max(known.jobs_max, 1))]])
+    return [job.key for job in dropped[: max(0, len(dropped) - max(most, 1))]]
 
 
 def list_jobs(

@@ -5,10 +5,7 @@ name no code, no file of the machine, and no address but those below the account
 checked again where they are used, by `penstock.targets`.
 """
 
-import threading
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from penstock.changefeeds.sink_uri import split_uri
@@ -21,7 +18,6 @@ from penstock.settings import ChangefeedSettings
 from penstock.targets import TenantRefused, TenantTargets, resolve_tenant_texts
 
 __all__ = [
-    "QuotaLocks",
     "Tenant",
     "TenantRefused",
     "check_feed",
@@ -117,20 +113,6 @@ def check_job_change(tenant: Tenant, job: Job, change: JobSpec) -> None:
             f"option {kept[0]} of job {job.id} is not known to be of account {tenant.account}; give a value"
             " of its own with the change, or an empty one to leave it out"
         )
-
-
-class QuotaLocks:
-    """A lock for each account, held from counting what it has to adding one, so that two do not both fit.
-
-    One account never waits for another: what it adds may be checked against a target that does not answer.
-    """
-
-    def __init__(self) -> None:
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-
-    def of(self, account: str | None) -> AbstractContextManager[object]:
-        """Return the lock of an account; an admin has no quota, and waits for nobody."""
-        return nullcontext() if account is None else self._locks[account]
 
 
 def check_quota(account: str, what: str, count: int, most: int) -> None:

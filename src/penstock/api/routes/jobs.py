@@ -25,6 +25,7 @@ from penstock.control.tables import find_table
 from penstock.control.verify import repair_target, verify_target
 from penstock.jobs.api import no_such_job
 from penstock.jobs.job import Job, JobId, JobState
+from penstock.kv import Transaction
 
 __all__ = ["OfJob", "OfTable", "api", "job_id_of"]
 
@@ -88,11 +89,18 @@ def update_job(
 ) -> dict[str, Any]:
     """Change a job; what is left out stays. The change applies from the next iteration on."""
     job_id = job_id_of(deployment, caller, table, job)
-    jobs = deployment.jobs(caller.account)
-    if (tenant := _tenant(deployment, caller)) is not None:
-        tenancy.check_job_change(tenant, jobs.get_job(job_id), patch.spec)
+
+    def permit(txn: Transaction, before: Job) -> None:
+        if (tenant := _tenant(deployment, caller, txn.start_ts)) is not None:
+            tenancy.check_job_change(tenant, before, patch.spec)
+
     changed = control_jobs.update_job(
-        jobs, deployment.settings, job_id, patch.spec, interrupt=patch.interrupt
+        deployment.jobs(caller.account),
+        deployment.settings,
+        job_id,
+        patch.spec,
+        interrupt=patch.interrupt,
+        permit=permit,
     )
     return job_details(changed, allowed_code=deployment.settings.jobs.allowed_code)
 
@@ -172,9 +180,9 @@ def job_id_of(deployment: Deployment, caller: Caller, table: str, job: str) -> J
     return job_id
 
 
-def _tenant(deployment: Deployment, caller: Caller) -> tenancy.Tenant | None:
-    """Return the tenant that a caller is; None for an admin."""
+def _tenant(deployment: Deployment, caller: Caller, at_ts: int | None = None) -> tenancy.Tenant | None:
+    """Return the tenant that a caller is, with what it owns at a timestamp, or now; None for an admin."""
     if caller.account is None:
         return None
-    databases = deployment.catalog.owned_databases(caller.account)
+    databases = deployment.catalog.owned_databases(caller.account, at_ts)
     return tenancy.Tenant.of(caller.account, databases, caller.targets)
