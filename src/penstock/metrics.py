@@ -645,3 +645,13 @@ API_SEARCHES_ENDED_TOTAL = Counter(
     "Searches whose process ended before they did: deadline, died.",
     ["why"],
 )
+
+# Spark.
+SPARK_SESSION_MISSING = Gauge(
+    "penstock_spark_session_missing",
+    "1 while work needs a Spark session and there is none: it died, or could not be built.",
+)
+SPARK_SESSIONS_LOST_TOTAL = Counter(
+    "penstock_spark_sessions_lost_total",
+    "Spark sessions that died: Java, its gateway or the master was lost.",
+)

@@ -221,3 +221,11 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         return ""
+
+
+def java_of(pid: int) -> int | None:
+    """Return the Java in which Spark runs for a process, which has just begun or runs; None without one."""
+    found = [
+        child for child in _descendants([pid]) if "org.apache.spark.deploy.SparkSubmit" in _command(child)
+    ]
+    return found[0] if found else None

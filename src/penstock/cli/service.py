@@ -196,8 +196,13 @@ def serve_metrics(addr: str | None) -> Iterator[dict[str, str]]:
         yield {"metrics": server.addr}
 
 
-def run_until_signalled(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end. A signal cancels it; a second signal cancels its cleanup too."""
+def run_until_signalled(
+    work: Coroutine[Any, Any, None], *, on_signal: Callable[[], None] = lambda: None
+) -> None:
+    """Run a coroutine to its end. A signal cancels it; a second signal cancels its cleanup too.
+
+    `on_signal` is called first, in a thread: it makes blocking calls end for which the cleanup would wait.
+    """
     started: Future[asyncio.Task[None]] = Future()
 
     async def run() -> None:
@@ -209,7 +214,12 @@ def run_until_signalled(work: Coroutine[Any, Any, None]) -> None:
     loop = shared_loop()
     running = asyncio.run_coroutine_threadsafe(run(), loop)
     task = started.result()
-    with _on_signals(lambda: loop.call_soon_threadsafe(task.cancel)):
+
+    def cancel() -> None:
+        threading.Thread(target=on_signal, name="penstock-signal", daemon=True).start()
+        loop.call_soon_threadsafe(task.cancel)
+
+    with _on_signals(cancel):
         running.result()
 
 

@@ -35,6 +35,8 @@ class PartState(StrEnum):
     WAITING = "waiting"
     """It ended, and is started again after a delay."""
     STOPPED = "stopped"
+    DEGRADED = "degraded"
+    """It runs, and replaces its Spark session, which it has lost. Only overviews say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

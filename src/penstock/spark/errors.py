@@ -7,8 +7,10 @@ and the message can be read back.
 
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 
 from penstock import errors
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
@@ -27,6 +29,7 @@ _STALE = re.compile(
     r"|a DDL replaced rows of (?P<of>.+) since (?P<since>\d+) without changes of them)"
     r"; the oldest that can be read is (?P<oldest>\d+): (?P<remedy>.*)"
 )
+_ENDED = "the Spark session has ended; build a new one and repeat the call"
 _EXECUTOR_PYTHON = "set spark.python to an interpreter there that has Penstock's dependencies"
 
 
@@ -74,7 +77,18 @@ def as_penstock_error(error: BaseException) -> PenstockError | None:
         match = pattern.search(text)
         if match:
             return explain(match)
-    return None
+    return Unavailable(_ENDED) if _is_of_dead_java(error) else None
+
+
+def _is_of_dead_java(error: BaseException) -> bool:
+    """Return whether PySpark raised an exception because Java is gone, or its session was ended meanwhile.
+
+    A call of such a Java fails in its socket; the attributes of an ended session are None.
+    """
+    if not isinstance(error, ConnectionError | AttributeError) or error.__traceback__ is None:
+        return False
+    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+    return not {"py4j", "pyspark"}.isdisjoint(PurePath(innermost).parts)
 
 
 def first_line(error: BaseException) -> str:
@@ -130,6 +144,10 @@ _KNOWN: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], PenstockError]], 
         re.compile(
             r"stopped SparkContext|SparkContext (?:was|has been|is) (?:already )?(?:shut ?down|stopped)"
         ),
-        lambda _: Unavailable("the Spark session has ended; build a new one and repeat the call"),
+        lambda _: Unavailable(_ENDED),
+    ),
+    (
+        re.compile(r"Answer from Java side is empty|Error while sending or receiving"),
+        lambda _: Unavailable(_ENDED),
     ),
 )

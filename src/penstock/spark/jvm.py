@@ -1,29 +1,32 @@
 """The Java side of a session: start Java, and check before that Java, Spark and the master are there.
 
-`launch` starts Java with a console that shows only lines that concern the user. `require_java` and
+`JavaProcess` starts Java with a console that shows only lines that concern the user. `require_java` and
 `require_master` give clear errors: Spark's own script answers vaguely, and Spark takes a minute to say that a
 master does not answer. `spark_home` makes Python workers start faster.
 """
 
 import json
+import logging
 import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from penstock.clock import SYSTEM
 from penstock.durable_files import PRIVATE_FOLDER, open_private
 from penstock.errors import Invalid, Unavailable
 from penstock.spark.class_archive import archive_options, link_spark, make_home
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JAVA_MIN",
+    "JavaProcess",
     "Master",
     "driver_context",
     "find_java",
@@ -53,35 +57,139 @@ _NO_REASON = (
 )
 _HELD_LINES = 200
 DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _SHARING = ("-XX:SharedArchiveFile", "-XX:ArchiveClassesAtExit", "-Xshare")
+_ADDRESS_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"  # where Spark's gateway writes its port and its secret
+_START_POLL_S = 0.05
 
 
-def launch(conf: Mapping[str, str], folder: Path) -> Any:
-    """Start Java with Spark in it; return py4j's gateway. Raises Invalid when Java ends at once.
+class JavaProcess:
+    """Java with Spark in it, as the leader of a session of its own: Ctrl-C of a terminal does not reach it.
 
-    The configuration is passed in files of `folder`, which others cannot read and which may be removed
-    afterwards. The Java process ends when this one does.
+    It ends when this process does, also by a crash, because it reads its input until the end. `start` is
+    called once; the other methods may be called at any time, from any thread.
     """
-    from pyspark.errors import PySparkRuntimeError
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
+
+    def start(self, conf: Mapping[str, str], folder: Path) -> Any:
+        """Start Java; return py4j's gateway. Raises Invalid when Java ends at once, Unavailable after `kill`.
+
+        The configuration is passed in files of `folder`, which others cannot read and which may be removed
+        afterwards.
+        """
+        logging.getLogger().addFilter(_is_not_of_py4j)
+        address = folder / "gateway"
+        console = _Console()
+        arguments = ["--properties-file", str(_write_conf(conf, folder)), "--load-spark-defaults"]
+        arguments += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+        process = self._open(arguments, address, console)
+        while process.poll() is None and not address.is_file():
+            SYSTEM.pause(_START_POLL_S)
+        if not address.is_file():
+            if self._killed:
+                raise Unavailable("Spark was stopped while it started; start it again")
+            raise Invalid(
+                f"Java ended before Spark started: {console.failure()}; check spark.driver_memory and"
+                " spark.conf"
+            )
+        console.release()
+        gateway = _connect(address)
+        gateway.proc = process  # where PySpark itself keeps it
+        return gateway
+
+    def _open(self, arguments: list[str], address: Path, console: "_Console") -> "subprocess.Popen[bytes]":
+        import pyspark
+
+        home = os.environ.get(HOME) or str(Path(pyspark.__file__).parent)
+        # Our own Popen and not PySpark's: that one gives its process away only when Java has started, and
+        # runs code between fork and exec, which may hang in a process with threads.
+        out, err = console.pipe(_to_stdout), console.pipe(_to_stderr)
+        environment = {**os.environ, "SPARK_CONNECT_MODE": "0", _ADDRESS_VARIABLE: str(address)}
+        try:
+            with self._lock:
+                if self._killed:
+                    raise Unavailable("Spark was stopped before it started; start it again")
+                self._process = subprocess.Popen(  # noqa: S603 - Spark's own script
+                    [Path(home, "bin", "spark-submit"), *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=err,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise Invalid(
+                f"Spark at {home} cannot be started ({error.strerror}); install pyspark, or correct {HOME}"
+            ) from error
+        finally:
+            os.close(out)
+            os.close(err)
+        return self._process
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a process: a session may have found another Java."""
+        return self._process is not None
+
+    def wait(self) -> str:
+        """Wait until Java has ended; return how it ended."""
+        assert self._process is not None, "Java was not started"
+        code = self._process.wait()
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def end(self, within_s: float) -> None:
+        """End Java in order, if it runs; kill it when that takes longer."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the end of its input
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+
+    def kill(self) -> None:
+        """End Java at once, or keep it from starting. Calls of it that are under way fail."""
+        with self._lock:
+            self._killed = True
+            process = self._process
+        if process is not None and process.poll() is None:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Leave out what py4j writes to the root logger, with a traceback, before it raises the same error."""
+    return "py4j" not in PurePath(record.pathname).parts
+
+
+def _connect(address: Path) -> Any:
+    """Return py4j's gateway to the Java that wrote its port and its secret into a file."""
     from pyspark.java_gateway import launch_gateway
 
-    console = _Console()
-    pipes = {"stdout": console.pipe(_to_stdout), "stderr": console.pipe(_to_stderr)}
+    content = address.read_bytes()
+    port, secret = int.from_bytes(content[:4], "big"), content[8:].decode()
+    with _environment({"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}):
+        return launch_gateway()  # type: ignore[no-untyped-call]  # PySpark does not annotate it
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process during the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
-        try:
-            with _submit_arguments(_write_conf(conf, folder)):
-                # pyspark does not annotate this function
-                gateway = launch_gateway(popen_kwargs=dict(pipes))  # type: ignore[no-untyped-call]
-        finally:
-            for end in pipes.values():
-                os.close(end)
-    except PySparkRuntimeError as error:
-        raise Invalid(
-            f"Java ended before Spark started: {console.failure()}; check spark.driver_memory and spark.conf"
-        ) from error
-    console.release()
-    return gateway
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _write_conf(conf: Mapping[str, str], folder: Path) -> Path:
@@ -118,24 +226,6 @@ def _java_argument(option: str) -> str:
     """Return an option as Java reads it from a file of arguments."""
     escaped = option.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'
-
-
-@contextmanager
-def _submit_arguments(properties: Path) -> Iterator[None]:
-    """Have PySpark give the file to Spark's start script, with what the user wants of the script.
-
-    The defaults in Spark's own folder count as well, where the file does not name a key.
-    """
-    before = os.environ.get(_SUBMIT_ARGUMENTS)
-    ours = f"--properties-file {shlex.quote(str(properties))} --load-spark-defaults"
-    os.environ[_SUBMIT_ARGUMENTS] = f"{ours} {before or 'pyspark-shell'}"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_SUBMIT_ARGUMENTS]
-        else:
-            os.environ[_SUBMIT_ARGUMENTS] = before
 
 
 class _Console:

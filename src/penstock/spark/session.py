@@ -1,16 +1,14 @@
 """The one place that builds a Spark session; everything else is given one.
 
-`build_session` builds it at once. `LateSession` builds it when it is first needed: most processes that run
-jobs never need one. Each account has its own scheduler pool, so that the jobs of one account do not starve
-those of another.
+`build_session` builds it, `end_session` ends it, also when its Java is gone. Each account has its own
+scheduler pool, so that the jobs of one account do not starve those of another.
 """
 
-import logging
 import os
 import sys
-import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -19,10 +17,11 @@ from xml.etree import ElementTree
 from penstock import process
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
-from penstock.spark import connectors, jvm, shipping
+from penstock.spark import connectors, shipping
 from penstock.spark.errors import as_penstock_error, first_line
 from penstock.spark.jvm import (
     DRIVER_JAVA_OPTIONS,
+    JavaProcess,
     Master,
     driver_context,
     local_folder,
@@ -33,11 +32,10 @@ from penstock.spark.jvm import (
 )
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from penstock.settings import PoolSettings
-
-_log = logging.getLogger(__name__)
 
 _POOL = "spark.scheduler.pool"
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
@@ -57,12 +55,15 @@ _ENCRYPTED_BLOCKS = {"spark.io.encryption.enabled": "true"}
 every frame that is made of rows through a socket that must answer within 15 seconds."""
 
 
-def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSession":
+def build_session(
+    settings: Settings, *, app_name: str = "penstock", java: JavaProcess | None = None
+) -> "SparkSession":
     """Build the session of this process, with the data source registered for these settings.
 
     With a master that is not local, the package is shipped to the executors. A session that runs already on
     the same master is returned as it is. Raises Invalid when Java is missing or too old or a setting is
-    refused, Unavailable when the master does not answer; messages have one line.
+    refused, Unavailable when the master does not answer; messages have one line. `java` is started when no
+    Java runs for this process yet.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -74,7 +75,7 @@ def build_session(settings: Settings, *, app_name: str = "penstock") -> "SparkSe
     if running is None:
         require_java()
         require_master(master)
-        spark = _start(settings.spark, master, app_name)
+        spark = _start(settings.spark, master, app_name, java or JavaProcess())
     elif running.master == master.url:
         spark = SparkSession.builder.getOrCreate()
     else:
@@ -142,7 +143,7 @@ def _console_options(wanted: SparkSettings) -> str:
     )
 
 
-def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSession":
+def _start(wanted: SparkSettings, master: Master, app_name: str, java: JavaProcess) -> "SparkSession":
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -156,19 +157,20 @@ def _start(wanted: SparkSettings, master: Master, app_name: str) -> "SparkSessio
         allocations = Path(folder, "pools.xml")
         allocations.write_text(allocation_file(wanted.pools), encoding="utf-8")
         pairs = session_conf(wanted, master, app_name=app_name, allocations=allocations)
-        java = SparkContext._gateway
-        if java is None:
-            java = jvm.launch(pairs, Path(folder))
+        gateway = SparkContext._gateway
+        if gateway is None:
+            gateway = java.start(pairs, Path(folder))
         else:
-            connectors.add_to_java(java, pairs)
+            connectors.add_to_java(gateway, pairs)
         pairs |= security_conf(wanted, master)  # not for Java's start: its properties stay for other sessions
         conf = SparkConf(loadDefaults=False).setAll(list(pairs.items()))
         try:
-            SparkContext(conf=conf, gateway=java)
+            context = SparkContext(conf=conf, gateway=gateway)
+            _expect_the_end(context)
             spark = SparkSession.builder.getOrCreate()
             if not master.in_process:
                 shipping.ship(spark)
-        except (PySparkException, Py4JError) as error:
+        except (PySparkException, Py4JError, OSError) as error:  # OSError: Java has ended
             raise _why_not_started(error, master) from error
     return spark
 
@@ -202,43 +204,31 @@ def _why_not_started(error: Exception, master: Master) -> PenstockError:
     return Unavailable(f"Spark did not start on {master.url}: {line}; read the master's log")
 
 
-class LateSession:
-    """The session of this process, for any number of threads; built once, when it is first needed."""
+def _expect_the_end(context: "SparkContext") -> None:
+    """Keep PySpark's server of accumulators from printing a traceback when Java ends without notice."""
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
 
-    def __init__(self, settings: Settings, *, app_name: str) -> None:
-        self._settings = settings
-        self._app_name = app_name
-        self._lock = threading.Lock()
-        self._spark: SparkSession | None = None
 
-    def check(self) -> None:
-        """Check that a session can be built, and start nothing.
+def end_session() -> None:
+    """End the session of this process, and make PySpark forget its Java, which may be gone or is to end.
 
-        Raises Invalid when Java is missing or too old, Unavailable when the master does not answer.
-        """
-        require_java()
-        require_master(parse_master(self._settings.spark.master))
+    PySpark keeps a gateway for the whole life of a process, and has no way to give it up: every later session
+    would use it. So this is the one place that changes PySpark's own attributes (ADR 90). Raises nothing.
+    """
+    from pyspark import SparkContext
 
-    def __call__(self, account: str) -> "SparkSession":
-        """Return the session, with the account's pool for this thread's jobs; raise as `build_session`."""
-        spark = self.get()
-        enter_pool(spark, account)
-        return spark
-
-    def get(self) -> "SparkSession":
-        """Return the session; raise what `build_session` raises."""
-        with self._lock:
-            if self._spark is None:
-                _log.info("starting Spark", extra={"master": self._settings.spark.master})
-                self._spark = build_session(self._settings, app_name=self._app_name)
-            return self._spark
-
-    def stop(self) -> None:
-        """End the session, if there is one."""
-        with self._lock:
-            if self._spark is not None:
-                self._spark.stop()
-                self._spark = None
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway
+    if context is not None:
+        with warnings.catch_warnings(action="ignore"):  # it warns of a Java that does not answer
+            with suppress(Exception):  # a call of a Java that is gone
+                context.stop()
+            context.stop()  # what is left of it in this process; it calls Java no more
+    SparkContext._gateway = SparkContext._jvm = None
+    if gateway is not None:
+        with suppress(Exception):
+            gateway.shutdown()
 
 
 def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:

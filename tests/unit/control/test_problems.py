@@ -56,6 +56,10 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
             "part_restarts", "capture-1", "restarted 3 times: killed", "log",
         ),
         (facts(parts=(part(),), silent=frozenset({"capture-1"})), "part_silent", "capture-1", "metrics", ""),
+        (
+            facts(parts=(part(),), without_spark=frozenset({"capture-1"})),
+            "spark_lost", "capture-1", "lost its Spark session", "Java's memory",
+        ),
         (facts(captures=(CaptureFact("c", "addr", "refused"),)), "part_silent", "c", "refused", "token"),
         (facts(low_disks={"capture.data": 5 << 20}), "disk_low", "capture.data", "only 5 MiB", "make room"),
         (facts(unknown={"jobs": "too slow"}), "unknown", "jobs", "too slow", "again"),

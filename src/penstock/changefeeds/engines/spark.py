@@ -10,7 +10,7 @@ bytes. The driver sees descriptors only, except for payloads that were encoded l
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import count, groupby
@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from penstock.changefeeds.engines.encode import retry_when_moved
 from penstock.changefeeds.engines.engine import Chunk, FileWork, Traced, WriteResult
 from penstock.changefeeds.engines.local import write_files
+from penstock.errors import Unavailable
 from penstock.follow.slices import Phase, Position
 from penstock.object_storage import StorageRef
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
@@ -188,7 +189,8 @@ class SparkEngine:
         """Unpersist a segment."""
         frame = self._segments.pop(segment, None)
         if frame is not None:
-            await self._run(frame.unpersist)
+            with suppress(Unavailable):  # the session has died, and its blocks with it
+                await self._run(frame.unpersist)
 
     async def close(self) -> None:
         """Unpersist all segments and end the threads."""
@@ -210,7 +212,7 @@ class SparkEngine:
         pool: AbstractContextManager[None] = nullcontext()
         if self._account:
             pool = in_pool(self._spark, self._account)
-        with pool, translate_spark_errors():
+        with translate_spark_errors(), pool:
             return job()
 
     def _encode(self, segment: int, work: "tuple[EncodeWork, ...]") -> list[list[Chunk]]:

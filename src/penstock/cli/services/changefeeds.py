@@ -13,8 +13,8 @@ from penstock.clock import SYSTEM
 from penstock.kv import AsyncClient
 from penstock.secret_keys import Keyring
 from penstock.settings import Settings
-from penstock.spark.session import LateSession
 from penstock.spark.shipping import for_executors
+from penstock.spark.supervised import SupervisedSession
 
 __all__ = ["serve"]
 
@@ -27,17 +27,18 @@ def serve(settings: Settings, *, until_idle: bool = False) -> None:
     every changefeed has finished, failed or is stopped.
     """
     shared = for_executors(settings)
-    session = LateSession(shared, app_name="penstock-changefeeds")
+    session = SupervisedSession(shared, app_name="penstock-changefeeds")
     session.check()
     try:
         with serve_metrics(settings.metrics_addr) as metrics:
-            run_until_signalled(_run(shared, session, metrics, until_idle=until_idle))
+            work = _run(shared, session, metrics, until_idle=until_idle)
+            run_until_signalled(work, on_signal=session.interrupt)
     finally:
         session.stop()
 
 
 async def _run(
-    settings: Settings, session: LateSession, metrics: dict[str, str], *, until_idle: bool
+    settings: Settings, session: SupervisedSession, metrics: dict[str, str], *, until_idle: bool
 ) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:

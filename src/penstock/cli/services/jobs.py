@@ -23,8 +23,8 @@ from penstock.kv import AsyncClient, Client
 from penstock.kv.lease import Lease
 from penstock.secret_keys import Keyring
 from penstock.settings import Settings
-from penstock.spark.session import LateSession
 from penstock.spark.shipping import for_executors
+from penstock.spark.supervised import SupervisedSession
 from penstock.verify.schedule import verify_on_schedule
 
 __all__ = ["serve"]
@@ -36,15 +36,15 @@ def serve(settings: Settings) -> None:
     Prints one line of JSON once it is ready. Spark starts when the first iteration needs it.
     """
     shared = for_executors(settings)
-    session = LateSession(shared, app_name="penstock-jobs")
+    session = SupervisedSession(shared, app_name="penstock-jobs")
     try:
         with serve_metrics(settings.metrics_addr) as metrics:
-            run_until_signalled(_run(shared, session, metrics))
+            run_until_signalled(_run(shared, session, metrics), on_signal=session.interrupt)
     finally:
         session.stop()
 
 
-async def _run(settings: Settings, session: LateSession, metrics: dict[str, str]) -> None:
+async def _run(settings: Settings, session: SupervisedSession, metrics: dict[str, str]) -> None:
     owner = f"{socket.gethostname()}-{os.getpid()}-{SYSTEM.unique_id()[:8]}"
     async with await AsyncClient.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client:
         log = JobLog(Client(client), keys=Keyring(settings.secrets_dir))
@@ -76,7 +76,7 @@ def _scheduler(
     settings: Settings,
     log: JobLog,
     source: ScanSource,
-    session: LateSession,
+    session: SupervisedSession,
     abandoned: AbandonedConsumers,
     on_end: OnEnd,
 ) -> Scheduler:

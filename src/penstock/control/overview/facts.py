@@ -119,6 +119,8 @@ class Facts:
     unknown: Mapping[str, str] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     """Parts whose metrics could not be read."""
+    without_spark: frozenset[str] = frozenset()
+    """Parts that need a Spark session and have none."""
     flush_interval_s: float = 60.0
     """Seconds that rows wait in a capture before they become objects."""
     low_disks: Mapping[str, int] = field(default_factory=dict)

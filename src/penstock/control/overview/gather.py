@@ -19,7 +19,14 @@ from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.control.deployment import Deployment
 from penstock.control.overview.facts import SLOW_S, CaptureFact, Facts, FeedFact, JobFact, TableFact, behind_s
 from penstock.control.overview.locks import find_holding_locks
-from penstock.control.overview.part_metrics import Growth, MetricSample, parse_page, read_pages, spool_levels
+from penstock.control.overview.part_metrics import (
+    Growth,
+    MetricSample,
+    parse_page,
+    parts_without_spark,
+    read_pages,
+    spool_levels,
+)
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
@@ -99,7 +106,8 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
         metrics = pages.answer_or({}, deadline, unknown)
         growth.add(clock.monotonic(), _answered_pages(metrics))
         facts = facts_without_cluster(settings, str(error), clock=clock)
-        return replace(facts, growth=growth, silent=_silent_parts(metrics))
+        lost = parts_without_spark(_answered_pages(metrics))
+        return replace(facts, growth=growth, silent=_silent_parts(metrics), without_spark=lost)
     schemas = Probe("schemas", lambda: _read_schemas(deployment), clock=clock)
     captures = Probe("captures", lambda: _ask_captures(deployment), clock=clock)
     feeds = Probe("changefeeds", lambda: _read_feeds(deployment), clock=clock)
@@ -133,6 +141,7 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
         parts=parts,
         unknown=unknown,
         silent=_silent_parts(metrics),
+        without_spark=parts_without_spark(_answered_pages(metrics)),
         flush_interval_s=settings.capture.flush_interval_s,
         low_disks={} if parts is None else find_low_disks(settings),
         locks=eventloop.run(

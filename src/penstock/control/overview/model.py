@@ -56,6 +56,8 @@ class ProblemKind(StrEnum):
     PART_NOT_RUNNING = "part_not_running"
     PART_RESTARTS = "part_restarts"
     PART_SILENT = "part_silent"
+    SPARK_LOST = "spark_lost"
+    """The Spark session of a part died, or could not be built."""
     DISK_LOW = "disk_low"
     UNKNOWN = "unknown"
     """A fact could not be read."""
@@ -97,7 +99,7 @@ class PartRow(_Model):
     since: str | None = None
     """When it entered this state; null when that is unknown."""
     error: str = ""
-    """Why it ended the last time."""
+    """Why it ended the last time, or what it has lost."""
     addr: str | None = None
 
 

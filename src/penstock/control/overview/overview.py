@@ -124,7 +124,7 @@ def _parts(facts: Facts) -> list[PartRow]:
     """Return the parts of `penstock up`, and other processes with a live lease."""
     known = facts.parts or ()
     addrs = {part.addr for part in known}
-    rows = [_part(part) for part in known]
+    rows = [_part(part, without_spark=part.name in facts.without_spark) for part in known]
     rows += [
         PartRow(name=capture.id, kind=PartKind.CAPTURE, state=PartState.RUNNING, addr=capture.addr or None)
         for capture in facts.captures
@@ -143,15 +143,15 @@ def _owner_row(kind: PartKind, owner: str) -> PartRow:
     return PartRow(name=f"{kind.value} {owner}", kind=kind, state=PartState.RUNNING)
 
 
-def _part(part: PartStatus) -> PartRow:
+def _part(part: PartStatus, *, without_spark: bool) -> PartRow:
     return PartRow(
         name=part.name,
         kind=part.kind,
-        state=part.state,
+        state=PartState.DEGRADED if without_spark else part.state,
         pid=part.pid,
         restarts=part.restarts,
         since=format_ms(part.since_ms) if part.since_ms else None,
-        error=part.error,
+        error="its Spark session is lost; a new one is built" if without_spark else part.error,
         addr=part.addr,
     )
 

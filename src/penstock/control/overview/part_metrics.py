@@ -17,7 +17,7 @@ from penstock.control.part_states import PartStatus
 from penstock.errors import Invalid
 from penstock.settings.network import reachable_host, split_address
 
-__all__ = ["Growth", "MetricSample", "parse_page", "read_pages", "spool_levels"]
+__all__ = ["Growth", "MetricSample", "parse_page", "parts_without_spark", "read_pages", "spool_levels"]
 
 
 _THREADS_MAX = 16
@@ -91,7 +91,8 @@ _ROWS: Mapping[FlowStage, str] = {
     FlowStage.JOBS: _name(metrics.JOBS_USAGE_ROWS_TOTAL),
 }
 _SPOOLED, _MARKS = _name(metrics.SINK_SPOOL_BYTES), _name(metrics.SINK_SPOOL_MARK_BYTES)
-_NEEDED = (*_ROWS.values(), _SPOOLED, _MARKS)
+_NO_SPARK = _name(metrics.SPARK_SESSION_MISSING)
+_NEEDED = (*_ROWS.values(), _SPOOLED, _MARKS, _NO_SPARK)
 
 
 def parse_page(text: str) -> dict[MetricSample, float]:
@@ -128,6 +129,11 @@ def spool_levels(pages: Mapping[str, Mapping[MetricSample, float]]) -> dict[str,
                     low=round(low / quota, 4),
                 )
     return levels
+
+
+def parts_without_spark(pages: Mapping[str, Mapping[MetricSample, float]]) -> frozenset[str]:
+    """Return the parts that need a Spark session and have none."""
+    return frozenset(part for part, page in pages.items() if page.get(MetricSample(_NO_SPARK)))
 
 
 @dataclass(slots=True)

@@ -100,6 +100,13 @@ def _of_part(part: PartStatus, facts: Facts) -> Iterator[Problem]:
             message=f"{part.name} runs, but does not serve its metrics",
             remedy="it may be overloaded or hang: read its log; `penstock up` restarts it when it ends",
         )
+    if part.name in facts.without_spark:
+        yield Problem(
+            part=part.name,
+            what=ProblemKind.SPARK_LOST,
+            message=f"{part.name} has lost its Spark session and builds a new one",
+            remedy="wait; if it stays so, its log says why: check Java's memory and the Spark master",
+        )
 
 
 def _is_down(facts: Facts, kind: PartKind) -> bool:

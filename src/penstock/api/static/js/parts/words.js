@@ -22,6 +22,7 @@ const TONES = {
   // parts
   starting: "warn",
   waiting: "bad",
+  degraded: "bad",
 };
 
 /** The tone of a state; an unknown state is neither good nor bad. */

@@ -1,0 +1,143 @@
+"""`penstock up` with a changefeed on Spark, whose Java is killed."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+
+from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.sinks.storage.options import sink_options
+from penstock.clock import SYSTEM
+from penstock.control.part_states import UpStates
+from penstock.kv import Client
+from penstock.settings import parse
+from penstock.tables import Catalog
+from penstock.testing.directory import Replica
+from support.command import ServiceProcess, penstock
+from support.spark import SMALL
+from support.sparkcluster import java_of
+
+pytestmark = pytest.mark.timeout(1200)
+WAIT_S = 300.0
+
+T = TypeVar("T")
+
+
+def wait_for(find: Callable[[], T]) -> T:
+    """Return the first answer that is true."""
+    deadline = SYSTEM.monotonic() + WAIT_S
+    while not (found := find()):
+        assert SYSTEM.monotonic() < deadline, "it did not come"
+        SYSTEM.pause(0.1)
+    return found
+
+
+class World:
+    """A deployment whose changefeed does everything on Spark."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "penstock.yaml"
+        tree = {
+            "secrets_dir": str(folder / "secrets"),
+            "store": {"pd_addr": "127.0.0.1:0", "data": str(folder / "store")},
+            "capture": {
+                "flight_addr": "127.0.0.1:0",
+                "storage": f"file://{folder}/events",
+                "data": str(folder / "capture"),
+            },
+            "changefeeds": {
+                "copy": {
+                    "sink_uri": f"file://{folder}/copy",
+                    "sink": {"protocol": "canal-json", "flush-interval": "1s"},
+                    "spark_rows": 0,
+                }
+            },
+            "up": {"jobs": False, "api": False, "data": str(folder / "up")},
+            "spark": {"master": "local[2]", "driver_memory": "1g", "conf": SMALL},
+        }
+        self.config.write_text(yaml.safe_dump(tree))
+        self.options = sink_options(parse(tree).changefeeds["copy"])
+        self.process = ServiceProcess(folder / "up.log", "up", "--config", str(self.config))
+
+    def part(self) -> Any:
+        states = UpStates.read(self.folder / "up")
+        assert states is not None
+        return next(part for part in states.parts if part.name == "changefeeds")
+
+    def java(self) -> int:
+        """Wait for the changefeeds' Java; return its process id."""
+        return wait_for(lambda: java_of(self.part().pid))
+
+    def insert(self, *numbers: int) -> None:
+        with Client.connect(self.pd_addrs) as client:
+            Catalog(client).table("shop.items").insert([{"id": number} for number in numbers])
+
+    @property
+    def pd_addrs(self) -> list[str]:
+        addrs: list[str] = self.process.ready["pd"]
+        return addrs
+
+    def copied(self) -> set[int]:
+        files = FileOptions(protocol=self.options.protocol)
+        replica = Replica(self.options.target.open(), files=files)
+        replica.catch_up()
+        return {row["id"] for row in replica.tables.get("shop.items", {}).values()}
+
+    def metric(self, name: str) -> float:
+        connection = HTTPConnection(self.part().metrics_addr, timeout=30)
+        try:
+            connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
+            lines = connection.getresponse().read().decode().splitlines()
+        finally:
+            connection.close()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+    def status(self) -> dict[str, Any]:
+        done = penstock("status", "--json", "--config", str(self.config))
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    with world.process:
+        yield world
+
+
+def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_so(world: World) -> None:
+    with Client.connect(world.pd_addrs) as client:
+        catalog = Catalog(client)
+        catalog.create_database("shop")
+        catalog.create_table("shop.items", [("id", "bigint primary key")])
+    world.insert(1, 2, 3)
+    first = world.java()
+    wait_for(lambda: world.copied() == {1, 2, 3})
+    assert world.metric("penstock_spark_session_missing") == 0
+
+    os.kill(first, signal.SIGKILL)
+    world.insert(4, 5)
+    second = wait_for(lambda: {world.java()} - {first}).pop()
+    os.kill(second, signal.SIGSTOP)  # so that there is time to look
+    assert world.metric("penstock_spark_session_missing") == 1
+    assert world.metric("penstock_spark_sessions_lost_total") == 1
+    status = world.status()
+    assert [problem["what"] for problem in status["problems"] if problem["part"] == "changefeeds"] == [
+        "spark_lost"
+    ]
+    part = next(part for part in status["parts"] if part["name"] == "changefeeds")
+    assert (part["state"], part["error"]) == ("degraded", "its Spark session is lost; a new one is built")
+    os.kill(second, signal.SIGCONT)
+
+    wait_for(lambda: world.copied() == {1, 2, 3, 4, 5})
+    assert world.metric("penstock_spark_session_missing") == 0
+    assert "the Spark session died; a new one is built" in world.process.log
+    assert "Java was killed by SIGKILL" in world.process.log
+    assert "Traceback" not in world.process.log
