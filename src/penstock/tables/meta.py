@@ -7,6 +7,7 @@ each database, and its DDL jobs that still run.
 import json
 import logging
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from penstock.errors import Corrupt
@@ -211,8 +212,12 @@ def parse_json(value: bytes) -> Any:
         raise Corrupt("a schema of the meta keys is not JSON; keep the store for inspection") from error
 
 
+@lru_cache(maxsize=4096)
 def read_table(table_id: int, value: bytes) -> TableInfo:
-    """Decode the description of a table; its `unreadable` says why when that is impossible."""
+    """Decode the description of a table; its `unreadable` says why when that is impossible.
+
+    All schemas are read again after a change of one: those of the other tables are known by their bytes.
+    """
     try:
         tree = parse_json(value)
     except Corrupt as error:

@@ -1,4 +1,8 @@
-"""Spark's reads of a recorded history of TiDB: snapshots at every point, and changes from point to point."""
+"""Spark's reads of a recorded history of TiDB: snapshots, and changes from point to point.
+
+Snapshots are read at every point in `make soak`, and at every third in `make test`, where the event store is
+read at every point without Spark.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from support.campaign import length
 from support.historyworld import HistoryWorld
 from support.tidb_history import Point, PointTable
 from support.tidb_text import TextRow, expected_rows, text_rows
@@ -37,11 +42,11 @@ def load(spark: SparkSession, world: HistoryWorld, table: PointTable, **options:
     return reader.load(table.name)
 
 
-def test_snapshots_are_tidbs_tables_at_every_point(spark: SparkSession, world: HistoryWorld) -> None:
+def test_snapshots_are_tidbs_tables(spark: SparkSession, world: HistoryWorld) -> None:
     def read(table: PointTable, ts: int) -> pa.Table:
         return load(spark, world, table, versionAsOf=ts).toArrow()
 
-    assert world.compare(read, world.checked_again) == []
+    assert world.compare(read, world.checked_again[:: 1 if length(0, 1) else 3]) == []
 
 
 def test_changes_lead_from_each_point_to_the_next(spark: SparkSession, world: HistoryWorld) -> None:
