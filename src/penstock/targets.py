@@ -171,24 +171,37 @@ class TenantTargets:
     account: str
     prefixes: tuple[str, ...]
     networks: tuple[str, ...] = ()
+    in_settings: bool = True
+    """Whether the settings have the account; nothing of one that has left them runs."""
 
     @classmethod
     def of(cls, settings: Settings, account: str, *, recorded: bool | None = True) -> Self | None:
         """Return where the jobs or changefeeds of an account may write; None: anywhere, as those of admins.
 
         `recorded` is what a job's row says of whether a tenant made it. Rows of earlier versions say nothing:
-        such a job is taken for its account's own, if the settings have that account.
+        such a job is taken for its account's own, unless the settings have no accounts at all.
         """
         known = settings.api.accounts.get(account)
         by_admin = recorded is False or (account == SYSTEM_ACCOUNT and (recorded is None or known is None))
         if by_admin or (known is not None and known.admin):
             return None
         if known is None:
-            return None if recorded is None else cls(account, ())
+            unrecorded = recorded is None and not settings.api.accounts
+            return None if unrecorded else cls(account, (), in_settings=False)
         return cls(account, known.targets, known.networks)
+
+    def check_account(self) -> None:
+        """Raise TenantRefused when the account has left the settings."""
+        if not self.in_settings:
+            raise TenantRefused(
+                f"account {self.account} is not in the settings of this process; add it with its"
+                f" api.accounts.{self.account}.targets to those of the API and of all runners, and resume; or"
+                " remove what it has"
+            )
 
     def check(self, target: Target) -> None:
         """Raise TenantRefused unless the account may write to a target. Follows links of the file system."""
+        self.check_account()
         below = [prefix for prefix in self.prefixes if is_below(target, prefix)]
         if not self.prefixes:
             raise TenantRefused(

@@ -206,7 +206,7 @@ def test_a_reference_that_a_tenant_wrote_before_there_were_references_is_not_res
         ("sys", None, None),
         ("sys", True, None),
         ("gone", True, ()),
-        ("gone", None, None),
+        ("gone", None, ()),  # it has left the settings: nothing says that an admin made the job
     ],
 )
 def test_who_made_a_job_decides_where_it_may_write(
@@ -219,6 +219,39 @@ def test_who_made_a_job_decides_where_it_may_write(
     settings = Settings.model_validate({"api": {"accounts": accounts}})
     found = TenantTargets.of(settings, account, recorded=recorded)
     assert (None if found is None else found.prefixes) == prefixes
+
+
+def test_without_accounts_a_job_of_an_earlier_version_is_an_operators() -> None:
+    assert TenantTargets.of(Settings(), "gone", recorded=None) is None
+
+
+def test_jobs_of_an_account_that_has_left_the_settings_stop_and_say_why(world: ApiWorld) -> None:
+    """Whatever their target is, also a table of the account's own database."""
+    jobs = world.deployment.jobs("ann")
+    wanted = {
+        "files": ("parquet", {"uri": f"file://{world.folder}/ann/left"}),
+        "table": ("kv", {"table": "of_ann.left"}),
+    }
+    for name, (consumer, options) in wanted.items():
+        spec = JobSpec.parse(job("ann", name, consumer, options)["spec"])
+        job_id = JobId.parse(f"of_ann.items/{name}")
+        run_transaction(jobs, partial(jobs.register_job, job_id=job_id, spec=spec))
+    settings = world.deployment.settings
+    left = {name: account for name, account in settings.api.accounts.items() if name != "ann"}
+    api = settings.api.model_copy(update={"accounts": left})
+    deployed = replace(world.world, settings=settings.model_copy(update={"api": api}))
+
+    async def run() -> None:
+        async with deployed.running():
+            for name in wanted:
+                stopped = await deployed.wait_until_stopped(f"of_ann.items/{name}")
+                assert stopped.status.error_code == ErrorCode.REFUSED, stopped.status
+                assert "account ann is not in the settings" in stopped.status.error_msg
+
+    world.run(run())
+    assert not (world.folder / "ann" / "left").exists()
+    for name in wanted:
+        assert world.client("ann").delete(f"/api/v1/jobs/of_ann.items/{name}").status_code == 204
 
 
 def test_an_account_named_sys_that_is_no_admin_is_a_tenant() -> None:

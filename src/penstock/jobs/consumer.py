@@ -347,6 +347,7 @@ def find_consumer(name: str, allowed: Sequence[str] = ()) -> type[Consumer]:
 
 def check_tenant(tenant: TenantTargets, kind: type[Consumer], info: ConsumerInfo) -> None:
     """Raise TenantRefused unless a tenant's job may connect to everything that these options name."""
+    tenant.check_account()
     targets = kind.targets(info)
     if targets is None:
         raise TenantRefused(f"consumer {info.consumer!r} is for admins only; use another one")
