@@ -2,10 +2,7 @@
 
 import asyncio
 import contextlib
-import json
-import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,16 +13,23 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from penstock.cli.up.parts import move_folders
+from penstock.cli.up.supervisor import run_deployment
 from penstock.clock import SYSTEM
+from penstock.control.part_states import PartKind, PartState, PartStatus
 from penstock.errors import PenstockError
 from penstock.eventloop import call_in_thread
+from penstock.jobs.api import Jobs
 from penstock.jobs.consumer import Consumer, DataRetriever, find_consumer
 from penstock.jobs.iteration.consumer_run import AbandonedConsumers
 from penstock.jobs.job import ErrorCode, JobId
 from penstock.jobs.runner.runner import WornOut, watch_abandoned
 from penstock.jobs.spec import JobSpec
-from penstock.kv import Transaction
+from penstock.kv import Client, Transaction
 from penstock.kv.transact import transact
+from penstock.secret_keys import Keyring
+from penstock.settings import parse
+from penstock.tables import Catalog
 from penstock.testing.consumers import job_context
 from support.campaign import length
 from support.jobworld import JobWorld, job_world
@@ -314,36 +318,37 @@ class Deaf(Consumer):
 """
 
 
-@pytest.mark.timeout(180)
-async def test_the_process_of_a_worn_out_runner_ends_although_its_consumers_do_not(tmp_path: Path) -> None:
-    """So that `penstock up`, or another supervisor, starts it again."""
+@pytest.mark.timeout(300)
+def test_penstock_up_restarts_a_worn_out_runner_although_its_consumers_do_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "deafness.py").write_text(_DEAF)
-    async with job_world(tmp_path / "world") as world:
-        await _make_database(world, "ann", 2)
-        for number in range(2):
-            await world.register(f"of_ann.t{number}/deaf", consumer="deafness:Deaf")
-        config = tmp_path / "penstock.yaml"
-        capture = {"storage": world.settings.capture.storage, "data": str(tmp_path / "none")}
-        jobs = {
-            "data": str(tmp_path / "jobs"),
-            "stall_s": 0.5,
-            "abandoned_max": 1,
-            "allowed_code": ["deafness"],
-        }
-        config.write_text(
-            json.dumps({"pd_addrs": list(world.settings.pd_addrs), "capture": capture, "jobs": jobs})
-        )
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock.cli.main", "job", "run", "--config", str(config)),
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            _, told = await asyncio.wait_for(process.communicate(), 150)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-    assert process.returncode == 2, told.decode()
-    assert "penstock: more than 1 consumers do not return" in told.decode().splitlines()[-1]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    tree = {
+        "store": {"pd_addr": "127.0.0.1:0"},
+        "capture": {"flight_addr": "127.0.0.1:0", "flush_interval_s": 0.5},
+        "jobs": {"stall_s": 0.5, "abandoned_max": 1, "allowed_code": ["deafness"]},
+        "up": {"changefeeds": False, "api": False},
+    }
+    with run_deployment(move_folders(parse(tree), tmp_path / "up"), log_level="WARNING") as supervisor:
+
+        def runner() -> PartStatus:
+            return next(part for part in supervisor.states.parts if part.kind is PartKind.JOBS)
+
+        first = runner().pid
+        with Client.connect(supervisor.settings.pd_addrs) as client:
+            db, jobs = Catalog(client), Jobs(client, keys=Keyring(supervisor.settings.secrets_dir))
+            db.create_database("shop")
+            for number in range(2):
+                db.create_table(f"shop.t{number}", COLUMNS)
+                db.table(f"shop.t{number}").insert([{"id": 1, "name": "a"}])
+                spec = JobSpec.parse({"detail": {"consumer": {"consumer": "deafness:Deaf"}}})
+                with client.begin() as txn:
+                    assert jobs.register_job(txn, JobId("shop", f"t{number}", "deaf"), spec)
+        deadline = SYSTEM.monotonic() + 200
+        while not (runner().restarts and runner().state is PartState.RUNNING):
+            assert SYSTEM.monotonic() < deadline, runner()
+            SYSTEM.pause(0.05)
+        assert runner().pid != first
+        assert not Path(f"/proc/{first}").exists(), "its consumers would hold it for ever"
+        assert "more than 1 consumers do not return" in runner().error

@@ -5,7 +5,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock import metrics
 from penstock.control.overview.model import FlowStage
-from penstock.control.overview.part_metrics import Growth, MetricSample, parse_page, spool_levels
+from penstock.control.overview.part_metrics import (
+    Growth,
+    MetricSample,
+    count_abandoned,
+    parse_page,
+    spool_levels,
+)
 
 CAPTURED = MetricSample("penstock_eventstore_rows_total", ("stored",))
 
@@ -54,6 +60,16 @@ def test_a_spool_is_measured_against_its_marks_where_they_are_known() -> None:
     assert list(found) == ["files"]
     level = found["files"]
     assert (level.bytes, level.quota_bytes, level.level, level.high, level.low) == (30, 100, 0.3, 0.8, 0.6)
+
+
+def test_abandoned_consumers_of_all_parts_are_counted() -> None:
+    pages = {
+        "jobs": parse_page(
+            "# TYPE penstock_jobs_abandoned_consumers gauge\npenstock_jobs_abandoned_consumers 2.0\n"
+        ),
+        "api": parse_page(""),
+    }
+    assert count_abandoned(pages) == 2
 
 
 def test_the_names_are_those_of_the_metrics_that_are_declared() -> None:

@@ -61,6 +61,10 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
             "spark_lost", "capture-1", "lost its Spark session", "Java's memory",
         ),
         (facts(captures=(CaptureFact("c", "addr", "refused"),)), "part_silent", "c", "refused", "token"),
+        (
+            facts(abandoned=2, abandoned_max=32),
+            "consumers_hang", "jobs", "2 consumers of jobs were abandoned", "error code 4",
+        ),
         (facts(low_disks={"capture.data": 5 << 20}), "disk_low", "capture.data", "only 5 MiB", "make room"),
         (facts(unknown={"jobs": "too slow"}), "unknown", "jobs", "too slow", "again"),
         (facts(tables=(table(lag_s=None),), captures=()), "no_capture", "capture", "1 table", "capture --"),

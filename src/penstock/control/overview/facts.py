@@ -112,6 +112,10 @@ class Facts:
     jobs: tuple[JobFact, ...] = ()
     runner: str = ""
     """The process that runs jobs; empty when there is none."""
+    abandoned: int = 0
+    """Consumers of jobs that were canceled and have not returned, as far as metrics could be read."""
+    abandoned_max: int = 0
+    """With more of them, the process that runs jobs ends."""
     parts: tuple[PartStatus, ...] | None = None
     """The parts that `penstock up` runs; None when it does not run here."""
     cluster_error: str = ""

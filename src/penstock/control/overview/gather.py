@@ -22,6 +22,7 @@ from penstock.control.overview.locks import find_holding_locks
 from penstock.control.overview.part_metrics import (
     Growth,
     MetricSample,
+    count_abandoned,
     parse_page,
     parts_without_spark,
     read_pages,
@@ -138,6 +139,8 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
         ),
         jobs=_job_facts(jobs.answer_or([], deadline, unknown), tables, settings, now_ts, attended=attended),
         runner=run_by,
+        abandoned=count_abandoned(_answered_pages(metrics)),
+        abandoned_max=settings.jobs.abandoned_max,
         parts=parts,
         unknown=unknown,
         silent=_silent_parts(metrics),

@@ -71,6 +71,7 @@ class ProblemKind(StrEnum):
     CHANGEFEED_NOT_RUN = "changefeed_not_run"
     CHANGEFEED_BEHIND = "changefeed_behind"
     NO_RUNNER = "no_runner"
+    CONSUMERS_HANG = "consumers_hang"
     JOB_ERROR = "job_error"
     JOB_RETRYING = "job_retrying"
     JOB_NOT_CAPTURED = "job_not_captured"

@@ -97,6 +97,7 @@ def _of_account(facts: Facts, account: str) -> Facts:
         cluster_error=facts.cluster_error and hidden,
         unknown=dict.fromkeys(facts.unknown, hidden),
         low_disks={},
+        abandoned=0,
     )
 
 

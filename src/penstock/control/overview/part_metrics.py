@@ -17,7 +17,15 @@ from penstock.control.part_states import PartStatus
 from penstock.errors import Invalid
 from penstock.settings.network import reachable_host, split_address
 
-__all__ = ["Growth", "MetricSample", "parse_page", "parts_without_spark", "read_pages", "spool_levels"]
+__all__ = [
+    "Growth",
+    "MetricSample",
+    "count_abandoned",
+    "parse_page",
+    "parts_without_spark",
+    "read_pages",
+    "spool_levels",
+]
 
 
 _THREADS_MAX = 16
@@ -92,7 +100,8 @@ _ROWS: Mapping[FlowStage, str] = {
 }
 _SPOOLED, _MARKS = _name(metrics.SINK_SPOOL_BYTES), _name(metrics.SINK_SPOOL_MARK_BYTES)
 _NO_SPARK = _name(metrics.SPARK_SESSION_MISSING)
-_NEEDED = (*_ROWS.values(), _SPOOLED, _MARKS, _NO_SPARK)
+_ABANDONED = _name(metrics.JOBS_ABANDONED_CONSUMERS)
+_NEEDED = (*_ROWS.values(), _SPOOLED, _MARKS, _NO_SPARK, _ABANDONED)
 
 
 def parse_page(text: str) -> dict[MetricSample, float]:
@@ -107,6 +116,11 @@ def parse_page(text: str) -> dict[MetricSample, float]:
         for sample in family.samples
         if sample.name in _NEEDED
     }
+
+
+def count_abandoned(pages: Mapping[str, Mapping[MetricSample, float]]) -> int:
+    """Return how many consumers of jobs were canceled and have not returned."""
+    return int(sum(page.get(MetricSample(_ABANDONED), 0.0) for page in pages.values()))
 
 
 def spool_levels(pages: Mapping[str, Mapping[MetricSample, float]]) -> dict[str, SpoolLevel]:

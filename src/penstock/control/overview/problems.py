@@ -226,6 +226,15 @@ def _of_runner(facts: Facts) -> Iterator[Problem]:
             message=f"no process runs jobs: {waiting} {'job waits' if waiting == 1 else 'jobs wait'}",
             remedy=_START.format(_RUN[PartKind.JOBS]),
         )
+    if facts.abandoned:
+        hang = "consumer of a job was" if facts.abandoned == 1 else "consumers of jobs were"
+        yield Problem(
+            part="jobs",
+            what=ProblemKind.CONSUMERS_HANG,
+            message=f"{facts.abandoned} {hang} abandoned and did not return; with more than"
+            f" {facts.abandoned_max} the process that runs jobs ends (jobs.abandoned_max)",
+            remedy="check the targets of jobs with error code 4; to end them, restart what runs jobs",
+        )
 
 
 def _of_job(fact: JobFact, known: set[int] | None) -> Iterator[Problem]:
