@@ -72,6 +72,15 @@ class FixedSchemas:
         """Return when a table was dropped: never, hence 0."""
         return 0
 
+    def known_ids(self) -> set[int]:
+        """Return the tables that are known up to `resolved`."""
+        return {version.table.id for version in self._versions if version.since_ts <= self.resolved}
+
+    def last_ddl_ts(self) -> int:
+        """Return when a table changed last, up to `resolved`."""
+        times = (version.since_ts for version in self._versions)
+        return max((ts for ts in times if ts <= self.resolved), default=0)
+
 
 def change(table: TableInfo, commit_ts: int, new: Row | None, old: Row | None = None) -> Change:
     """Return a put of a row, or a delete of an old one, by a transaction that began a tick before."""

@@ -151,6 +151,16 @@ class FeedWorld:
         ended_ts = self._gone.get(table_id, 0)
         return ended_ts if ended_ts <= self.resolved_ts() else 0
 
+    def known_ids(self) -> set[int]:
+        """Return the physical tables that are known, dropped ones among them."""
+        known_ts = self.resolved_ts()
+        return {number for number, versions in self._versions.items() if versions[0].since_ts <= known_ts}
+
+    def last_ddl_ts(self) -> int:
+        """Return when a table changed last, as far as is known."""
+        begun = [version.since_ts for versions in self._versions.values() for version in versions]
+        return max((ts for ts in [*begun, *self._gone.values()] if ts <= self.resolved_ts()), default=0)
+
     @property
     def physical_ids(self) -> set[int]:
         """The physical tables that are there now."""

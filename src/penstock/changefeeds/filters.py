@@ -1,10 +1,9 @@
 """What a changefeed replicates: tables by patterns, their columns and rows, its part of a DDL. Pure."""
 
-import re
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase, translate
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import chain
 
@@ -12,7 +11,8 @@ from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope, TableChange
 from penstock.tables.accounts import SYSTEM_ACCOUNT
-from penstock.tables.system_tables import is_named, is_system
+from penstock.tables.system_tables import is_system
+from penstock.tables.table_patterns import TablePatterns
 
 _WILD = frozenset("*?[!")
 
@@ -32,8 +32,7 @@ class TableFilter:
             raise Invalid(
                 "a changefeed replicates no table; name one in `tables`, as in database.table or *.*"
             )
-        self._rules = tuple(map(_Rule.parse, reversed(patterns)))
-        self._patterns = tuple(patterns)
+        self._patterns = TablePatterns(patterns)
         self._tenant = None if account == SYSTEM_ACCOUNT.name else account
         self._excluded: frozenset[int] = frozenset()
 
@@ -47,26 +46,22 @@ class TableFilter:
         """Return whether the table is replicated under its current name, and of its current account."""
         if schema.table.id in self._excluded or not self._may_see(schema.account):
             return False
-        database, table = schema.database, schema.table.name
-        return (not is_system(database) or is_named(database, table, self._patterns)) and self.covers(schema)
+        return self._patterns.matches(schema.database, schema.table.name)
 
     def _may_see(self, account: str) -> bool:
         return self._tenant is None or account == self._tenant
 
     def covers(self, schema: SchemaVersion) -> bool:
         """Return whether the patterns match the table's name, whether or not it is a system table."""
-        database, table = schema.database.lower(), schema.table.name.lower()
-        for rule in self._rules:
-            if rule.database.match(database) and rule.table.match(table):
-                return rule.includes
-        return False
+        return self._patterns.covers(schema.database, schema.table.name)
 
     def matches_database(self, name: str) -> bool:
         """Return whether a table of the database could be replicated."""
-        exact = (pattern.strip().lower() for pattern in self._patterns if not _WILD.intersection(pattern))
+        patterns = self._patterns.patterns
+        exact = (pattern.strip().lower() for pattern in patterns if not _WILD.intersection(pattern))
         if is_system(name) and not any(pattern.startswith(f"{name.lower()}.") for pattern in exact):
             return False
-        for rule in self._rules:
+        for rule in self._patterns.rules:
             if rule.database.match(name.lower()) and (rule.includes or rule.every_table):
                 return rule.includes
         return False
@@ -109,26 +104,6 @@ class TableFilter:
 
     def _if_matched(self, schema: SchemaVersion | None) -> SchemaVersion | None:
         return schema if schema is not None and self.matches(schema) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    includes: bool
-    database: re.Pattern[str]
-    table: re.Pattern[str]
-    every_table: bool
-
-    @classmethod
-    def parse(cls, pattern: str) -> "_Rule":
-        database, dot, table = pattern.removeprefix("!").strip().lower().partition(".")
-        if not dot or not database or not table:
-            raise Invalid(f"{pattern!r} selects no tables; write database.table, with * and ? for any name")
-        return cls(
-            not pattern.startswith("!"),
-            re.compile(translate(database)),
-            re.compile(translate(table)),
-            table == "*",
-        )
 
 
 @dataclass(frozen=True, slots=True)

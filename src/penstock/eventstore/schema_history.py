@@ -176,6 +176,7 @@ class SchemaHistory:
         self._logical: dict[int, set[int]] = {}  # physical id -> the tables it was, or was a partition of
         self._refused: set[int] = set()  # physical ids that had a version whose rows cannot be kept
         self._databases = DatabaseNames()
+        self._ddl_times: list[int] = []  # of all tables, sorted
         self._parted: set[int] = set()  # physical ids that a table does not have in all of its versions
         self._rewriting: set[int] = set()  # physical ids that had a version in which a column is rewritten
 
@@ -287,6 +288,16 @@ class SchemaHistory:
                 if from_ts < ts <= upto and not any(_has_at(versions, ts, table_id) for versions in known)
             )
 
+    def known_ids(self) -> set[int]:
+        """Return every physical table that is known up to `resolved_ts`, dropped ones among them."""
+        return {table.physical_id for table in self.tables_ever()}
+
+    def last_ddl_ts(self) -> int:
+        """Return when a table was last created, altered or dropped, up to `resolved_ts`; 0 if never."""
+        with self._lock:
+            known = bisect_right(self._ddl_times, self._resolved_ts)
+            return self._ddl_times[known - 1] if known else 0
+
     def names(self, physical_id: int) -> set[tuple[str, str]]:
         """Return every (database, table) that an id is known to be, or to have been, a part of."""
         with self._lock:
@@ -343,6 +354,7 @@ class SchemaHistory:
 
     def _add_version(self, commit_ts: int, description: TableDescription) -> None:
         database_id, table_id, table = description
+        insort(self._ddl_times, commit_ts)
         versions = self._versions.setdefault(table_id, [])
         if table is not None and not table.name:
             before = [version.table for version in versions if version.since_ts < commit_ts and version.table]

@@ -18,7 +18,14 @@ from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.partition import CaptureProgress, RangeReader, ReadRange, Refusal, SchemaRange
+from penstock.eventstore.read.partition import (
+    CaptureCatalog,
+    CaptureProgress,
+    RangeReader,
+    ReadRange,
+    Refusal,
+    SchemaRange,
+)
 from penstock.kv import Client
 from penstock.settings import TlsSettings
 from penstock.tables.keys import prefix_end
@@ -37,6 +44,9 @@ class CaptureReader(RangeReader, Protocol):
 
     def refusals(self) -> list[Refusal]:
         """Return the tables that the capture owns and cannot capture."""
+
+    def catalog(self, patterns: Sequence[str], since_ts: int) -> CaptureCatalog:
+        """Return the progress of all tables, and the tables that match and changed after `since_ts`."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -119,6 +129,13 @@ class Captures:
             if silent:
                 self._leases_read_at = None  # a capture that is gone has no lease soon
         return found
+
+    def readers(self) -> list[CaptureReader]:
+        """Return the captures that are alive, in the order of their names; each stays the same while it is.
+
+        Raises Unavailable when leases cannot be read.
+        """
+        return list(self._live_readers().values())
 
     def refusals(self) -> dict[int, Refusal]:
         """Ask every capture for the tables that it owns and cannot capture; return them by id.

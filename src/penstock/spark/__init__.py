@@ -10,12 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.spark.many_tables import by_table
     from penstock.spark.source import register
     from penstock.spark.sql import changes_view
 
-__all__ = ["changes_view", "register"]
+__all__ = ["by_table", "changes_view", "register"]
 
-_PLACES = {"changes_view": "penstock.spark.sql", "register": "penstock.spark.source"}
+_PLACES = {
+    "by_table": "penstock.spark.many_tables",
+    "changes_view": "penstock.spark.sql",
+    "register": "penstock.spark.source",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -33,6 +33,7 @@ __all__ = [
     "FEED_BATCH_ROWS",
     "ChangeRows",
     "DeclaredSchema",
+    "commit_times",
     "feed_parts",
     "read_feed",
 ]
@@ -125,7 +126,7 @@ class ChangeRows:
             commits, kinds = commits[order], kinds[order]
             # One column at a time, because Arrow takes twice as long for a batch.
             columns = [pc.take(column, pa.array(order), boundscheck=False) for column in columns]
-        feed = [pa.array(_KINDS).take(pa.array(kinds)), pa.array(commits), _timestamps(commits)]
+        feed = [pa.array(_KINDS).take(pa.array(kinds)), pa.array(commits), commit_times(commits)]
         return pa.RecordBatch.from_arrays([*columns, *feed], schema=self.schema)
 
     def _new_columns(self, batch: ChangeBatch) -> list[pa.Array]:
@@ -202,7 +203,7 @@ def _keys(version: TableInfo, tombstones: pa.RecordBatch) -> list[str]:
     return [name for name in map(arrow_name, version.primary_key) if name in tombstones.schema.names]
 
 
-def _timestamps(commits: Ints) -> pa.Array:
+def commit_times(commits: Ints) -> pa.Array:
     """Return the physical part of timestamps, which is in milliseconds, as times."""
     return pa.array((commits >> LOGICAL_BITS) * _MICROSECONDS).cast(pa.timestamp("us", tz="UTC"))
 

@@ -24,6 +24,7 @@ from penstock.errors import Invalid
 from penstock.settings import ApiSettings, Settings, TlsSettings, TracingSettings
 from penstock.tables.keys import encode_handle
 from penstock.tables.schema import HandleKind, TableInfo
+from penstock.tables.table_patterns import TablePatterns
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -81,9 +82,20 @@ _CONNECTION = (
     *("flightAddr", "flightToken", "flightCaPath", "flightCertPath", "flightKeyPath"),
 )
 _READ = (
-    *("table", "from", "columns", "rangeFrom", "rangeTo", "versionAsOf", "timestampAsOf", "readChangeFeed"),
+    *(
+        "table",
+        "tables",
+        "from",
+        "columns",
+        "rangeFrom",
+        "rangeTo",
+        "versionAsOf",
+        "timestampAsOf",
+        "readChangeFeed",
+    ),
     *("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp", "consumerId"),
 )
+_OF_ONE_TABLE = ("columns", "rangeFrom", "rangeTo", "versionAsOf", "timestampAsOf")
 _STORAGE_OPTION = "storageoptions."
 _NAMES = {name.lower(): name for name in (*_READ, *_CONNECTION, "path")}
 _SIZE = re.compile(r"(?P<count>[1-9]\d*)\s*(?P<unit>KiB|MiB|GiB|)", re.IGNORECASE)
@@ -97,6 +109,9 @@ class SourceOptions:
 
     settings: Settings
     table: str
+    """Empty in a read of many tables."""
+    tables: tuple[str, ...] = ()
+    """Patterns of a read of many tables, as the filters of changefeeds have them."""
     origin: Literal["eventstore", "kv"] = "eventstore"
     columns: tuple[str, ...] | None = None
     as_of_ts: int | None = None
@@ -138,11 +153,12 @@ def parse_options(
     range_from, range_to = _key_range(options)
     return SourceOptions(
         settings=settings,
-        table=_table(options),
+        table="" if "tables" in options else _table(options),
+        tables=_table_patterns(options),
         origin=_origin(options),
         columns=_columns(options),
         as_of_ts=_as_of(options),
-        read_change_feed=_flag(options, "readChangeFeed"),
+        read_change_feed=_reads_changes(options),
         from_ts=from_ts,
         to_ts=to_ts,
         range_from=range_from,
@@ -186,10 +202,11 @@ def _refuse_contradictions(options: Mapping[str, str]) -> None:
         ("startingVersion", "startingTimestamp"),
         ("endingVersion", "endingTimestamp"),
         ("table", "path"),
+        *(("tables", other) for other in ("table", "path", *_OF_ONE_TABLE)),
     ):
         if one.lower() in options and other.lower() in options:
             raise Invalid(f"options {one} and {other} exclude each other; give one of them")
-    feed = _flag(options, "readChangeFeed")
+    feed = _reads_changes(options)
     for name in ("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp"):
         if name.lower() in options and not feed:
             raise Invalid(
@@ -275,6 +292,22 @@ def _table(options: Mapping[str, str]) -> str:
     if not database or not table:
         raise Invalid(f"option table = {name!r} is not database.table, for instance 'shop.orders'")
     return name
+
+
+def _table_patterns(options: Mapping[str, str]) -> tuple[str, ...]:
+    text = options.get("tables")
+    if text is None:
+        return ()
+    patterns = tuple(pattern.strip() for pattern in text.split(",") if pattern.strip())
+    if not any(not pattern.startswith("!") for pattern in patterns):
+        raise Invalid("option tables selects no table; give patterns, for instance 'shop.*, !shop.log_*'")
+    TablePatterns(patterns)  # raises
+    return patterns
+
+
+def _reads_changes(options: Mapping[str, str]) -> bool:
+    """Return whether changes are read; many tables are read in no other way."""
+    return _flag(options, "readChangeFeed") or "tables" in options
 
 
 def _origin(options: Mapping[str, str]) -> Literal["eventstore", "kv"]:

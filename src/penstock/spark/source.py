@@ -64,6 +64,10 @@ class PenstockDataSource(DataSource):
     @classmethod
     def open_read(cls, options: "SourceOptions") -> "TableRead":
         """Return the read that the options ask for."""
+        if options.tables:
+            from penstock.spark.many_tables import ManyTablesRead
+
+            return ManyTablesRead(options, parallelism=cls.parallelism)
         if options.origin == "kv":
             from penstock.spark.table_read import KvRead
 

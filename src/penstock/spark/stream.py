@@ -11,10 +11,11 @@ last batch of a checkpoint again before it asks for the next one: the reader kee
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
@@ -32,12 +33,23 @@ if TYPE_CHECKING:
     from penstock.eventstore.read.partition import PartitionState, TableView
     from penstock.eventstore.schema_version import SchemaVersion
     from penstock.follow.holds import StreamHold
+    from penstock.object_storage import StorageRef
     from penstock.spark.change_rows import ChangeRows, DeclaredSchema
     from penstock.spark.options import SourceOptions
     from penstock.spark.tables import TableRead
     from penstock.tables.schema import TableInfo
 
-__all__ = ["STREAM_READER", "ChangeStreamReader", "Offset", "RefusedStreamReader", "open_stream"]
+__all__ = [
+    "ADMISSION",
+    "IDLE_MS",
+    "STREAM_READER",
+    "ChangeStreamReader",
+    "MicroBatchReader",
+    "Offset",
+    "RefusedStreamReader",
+    "StreamRead",
+    "open_stream",
+]
 
 T = TypeVar("T")
 
@@ -47,7 +59,8 @@ with suppress(ModuleNotFoundError):
     _admission = importlib.import_module("pyspark.sql.streaming.datasource")
 
 _POLL_S = 0.5  # between two reads of the progress of a table without changes: Spark asks 100 times a second
-_IDLE_MS = 600_000  # after which a stream goes on without changes, so that it holds no old history
+IDLE_MS = 600_000
+"""Milliseconds after which a stream goes on without changes, so that it holds no old history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +97,30 @@ class Offset:
         return not self.ts or bool(self.handle)
 
 
-class ChangeStreamReader(DataSourceStreamReader):
-    """Plans micro-batches in one process for as long as the query runs, and reads them on executors.
+class MicroBatchReader(DataSourceStreamReader, ABC):
+    """Plans micro-batches in one process for as long as the query runs; executors read them."""
 
-    `declared` is the table from which the columns were taken; None when the caller gave a schema.
-    """
-
-    def __init__(
-        self,
-        options: "SourceOptions",
-        schema: "StructType",
-        declared: "DeclaredSchema | None",
-        *,
-        parallelism: int,
-    ) -> None:
+    def __init__(self, options: "SourceOptions", schema: "StructType", *, parallelism: int) -> None:
         self._options = options
         self._schema = schema
-        self._declared = declared
         self._parallelism = parallelism
         self._until_ts = options.to_ts
         self._newest_ts = 0
         self._poll_at = 0.0
         self._planned: Offset | None = None
         self._hold: StreamHold | None = None
+
+    @abstractmethod
+    def _find_next(self, begin: Offset, limit: "ChangeLimit") -> Offset:
+        """Return the end of the batch that starts at `begin`; `begin` when nothing has changed."""
+
+    @abstractmethod
+    def _plan_batch(self, begin: Offset, stop: Offset) -> list[InputPartition]:
+        """Return the parts of a batch, which is not empty; its rows depend on the offsets alone."""
+
+    @abstractmethod
+    def _find_newest_ts(self) -> int:
+        """Return the timestamp up to which everything can be read now."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start that the options name; Spark asks again when it replays the first batch."""
@@ -123,19 +137,9 @@ class ChangeStreamReader(DataSourceStreamReader):
             begin, stop = Offset.read(start), Offset.read(end)
             planned: Sequence[InputPartition] = []
             if (begin.ts, begin.handle) != (stop.ts, stop.handle):
-                planned = self._with_table(lambda view: self._plan(view, begin, stop), at_ts=stop.ts)
+                planned = self._plan_batch(begin, stop)
             self._planned = stop
             return planned
-
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        """Yield the rows of a part, on an executor."""
-        from penstock.spark.arrow_types import as_declared
-        from penstock.spark.change_rows import read_feed
-
-        assert isinstance(partition, StreamInput)
-        begin_task()
-        with hide_worker_traceback(), self._explain_errors():
-            yield from as_declared(read_feed(partition.part, partition.rows), self._schema)
 
     def _first(self) -> Offset:
         return Offset(self._options.from_ts or 0)
@@ -149,10 +153,80 @@ class ChangeStreamReader(DataSourceStreamReader):
         with hide_worker_traceback(), self._explain_errors():
             if SYSTEM.monotonic() < self._poll_at:
                 return begin.as_json()
-            end = self._with_table(lambda view: self._next(view, begin, limit))
+            end = self._find_next(begin, limit)
             if end == begin:
                 self._poll_at = SYSTEM.monotonic() + _POLL_S
             return end.as_json()
+
+    def _end_ts(self) -> int:
+        return self._newest_ts if self._until_ts is None else min(self._newest_ts, self._until_ts)
+
+    def _hold_history(self, storage: "StorageRef", table_ids: Collection[int], ts: int) -> None:
+        from penstock.follow.holds import StreamHold
+
+        if self._hold is None:
+            holder = self._options.consumer_id or SYSTEM.unique_id()
+            self._hold = StreamHold(storage.open(), f"stream-{holder}")
+        self._hold.hold(table_ids, ts)
+
+    @contextmanager
+    def _explain_errors(self) -> Iterator[None]:
+        """Add the remedy to the errors that end a stream: history is gone, or a service does not answer."""
+        try:
+            yield
+        except Unavailable as error:
+            raise Unavailable(f"{error}; start the query again: it goes on from its checkpoint") from error
+        except StaleRead as error:
+            table = self._options.table or error.table
+            if error.replaced:
+                raise StaleRead(
+                    table,
+                    error.ts,
+                    oldest_ts=error.oldest_ts,
+                    replaced=True,
+                    remedy="start the query with a new checkpoint",
+                ) from error
+            raise Invalid(
+                f"history of {table} at version {error.ts} is gone; the oldest that can be read"
+                f" is {error.oldest_ts}: start the query with a new checkpoint"
+            ) from error
+
+
+class ChangeStreamReader(MicroBatchReader):
+    """The micro-batches of one table.
+
+    `declared` is the table from which the columns were taken; None when the caller gave a schema.
+    """
+
+    def __init__(
+        self,
+        options: "SourceOptions",
+        schema: "StructType",
+        declared: "DeclaredSchema | None",
+        *,
+        parallelism: int,
+    ) -> None:
+        super().__init__(options, schema, parallelism=parallelism)
+        self._declared = declared
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """Yield the rows of a part, on an executor."""
+        from penstock.spark.arrow_types import as_declared
+        from penstock.spark.change_rows import read_feed
+
+        assert isinstance(partition, StreamInput)
+        begin_task()
+        with hide_worker_traceback(), self._explain_errors():
+            yield from as_declared(read_feed(partition.part, partition.rows), self._schema)
+
+    def _find_next(self, begin: Offset, limit: "ChangeLimit") -> Offset:
+        return self._with_table(lambda view: self._next(view, begin, limit))
+
+    def _plan_batch(self, begin: Offset, stop: Offset) -> list[InputPartition]:
+        return self._with_table(lambda view: self._plan(view, begin, stop), at_ts=stop.ts)
+
+    def _find_newest_ts(self) -> int:
+        return self._with_table(_readable_ts)
 
     def _with_table(self, work: Callable[["TableView"], T], *, at_ts: int | None = None) -> T:
         """Do work with the table; once more after a failure: another capture may own the table now."""
@@ -168,12 +242,9 @@ class ChangeStreamReader(DataSourceStreamReader):
         self._newest_ts = _readable_ts(view)
         if begin.in_snapshot:
             return self._next_of_snapshot(view, begin, limit)
-        self._hold_history(view, begin.ts)
+        self._hold_view(view, begin.ts)
         end_ts = self._end_ts()
         return begin if end_ts <= begin.ts else self._next_change(view, begin, end_ts, limit)
-
-    def _end_ts(self) -> int:
-        return self._newest_ts if self._until_ts is None else min(self._newest_ts, self._until_ts)
 
     def _next_of_snapshot(self, view: "TableView", begin: Offset, limit: "ChangeLimit") -> Offset:
         from penstock.changes.collect import fix_range
@@ -182,7 +253,7 @@ class ChangeStreamReader(DataSourceStreamReader):
         ts = begin.ts or self._snapshot_ts(view)
         if not ts:
             return begin
-        self._hold_history(view, ts)
+        self._hold_view(view, ts)
         states = fix_range(view, 0, ts).states
         low, high = self._bounds(view, ts)
         end = admitted_handle(states, ts, max(low, begin.handle), limit)
@@ -219,7 +290,7 @@ class ChangeStreamReader(DataSourceStreamReader):
             return Offset(counts.last_admitted_ts(limit), ids=ids)
         if change is not None and self._declared is not None:
             raise self._declared.stop_error(change)
-        is_late = physical_ms(end_ts) - physical_ms(begin.ts) >= _IDLE_MS
+        is_late = physical_ms(end_ts) - physical_ms(begin.ts) >= IDLE_MS
         return Offset(end_ts, ids=ids) if is_late or grows else begin
 
     def _plan(self, view: "TableView", begin: Offset, stop: Offset) -> list[InputPartition]:
@@ -258,40 +329,15 @@ class ChangeStreamReader(DataSourceStreamReader):
             return b"", b""
         return handle_bounds(_table_at(view, ts), options.range_from, options.range_to)
 
-    def _hold_history(self, view: "TableView", ts: int) -> None:
-        from penstock.follow.holds import StreamHold
-
-        if self._hold is None:
-            holder = self._options.consumer_id or SYSTEM.unique_id()
-            self._hold = StreamHold(view.partitions[0].storage.open(), f"stream-{holder}")
-        self._hold.hold([partition.table_id for partition in view.partitions], ts)
-
-    @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        """Add the remedy to the errors that end a stream: history is gone, or a service does not answer."""
-        try:
-            yield
-        except Unavailable as error:
-            raise Unavailable(f"{error}; start the query again: it goes on from its checkpoint") from error
-        except StaleRead as error:
-            if error.replaced:
-                raise StaleRead(
-                    self._options.table,
-                    error.ts,
-                    oldest_ts=error.oldest_ts,
-                    replaced=True,
-                    remedy="start the query with a new checkpoint",
-                ) from error
-            raise Invalid(
-                f"history of {self._options.table} at version {error.ts} is gone; the oldest that can be read"
-                f" is {error.oldest_ts}: start the query with a new checkpoint"
-            ) from error
+    def _hold_view(self, view: "TableView", ts: int) -> None:
+        held = [partition.table_id for partition in view.partitions]
+        self._hold_history(view.partitions[0].storage, held, ts)
 
 
 if _admission is not None:
 
-    class AdmittedStreamReader(ChangeStreamReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
-        """The reader for Spark 4.2 and later, which knows where a run of Trigger.AvailableNow ends."""
+    class _Admission(MicroBatchReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
+        """What Spark 4.2 and later ask of a reader: where a run of Trigger.AvailableNow ends, and limits."""
 
         def getDefaultReadLimit(self) -> Any:
             """Return one limit, because Spark takes one; `latestOffset` obeys both."""
@@ -304,7 +350,7 @@ if _admission is not None:
         def prepareForTriggerAvailableNow(self) -> None:
             """End the run with what is committed now; later changes belong to another run."""
             with hide_worker_traceback(), self._explain_errors():
-                newest_ts = self._with_table(_readable_ts)
+                newest_ts = self._find_newest_ts()
                 self._until_ts = newest_ts if self._until_ts is None else min(self._until_ts, newest_ts)
 
         def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -317,9 +363,15 @@ if _admission is not None:
             return self._find_end(begin, ChangeLimit() if unlimited else self._change_limit())
 
         def reportLatestOffset(self) -> dict[str, Any] | None:
-            """Return how far the table could be read at the last call of `latestOffset`."""
+            """Return how far everything could be read at the last call of `latestOffset`."""
             return Offset(self._newest_ts).as_json() if self._newest_ts else None
 
+    class AdmittedStreamReader(_Admission, ChangeStreamReader):
+        """The reader of one table for Spark 4.2 and later."""
+
+
+ADMISSION: Any = None if _admission is None else _Admission
+"""The first base class of a reader for Spark 4.2 and later; None before."""
 
 STREAM_READER: type[ChangeStreamReader] = ChangeStreamReader if _admission is None else AdmittedStreamReader
 """The reader for the version of Spark that is installed."""
@@ -354,12 +406,22 @@ class RefusedStreamReader(DataSourceStreamReader):
         raise self._reason
 
 
+@runtime_checkable
+class StreamRead(Protocol):
+    """A read that makes its own reader of micro-batches."""
+
+    def stream_reader(self, schema: "StructType") -> DataSourceStreamReader:
+        """Return the reader; raise a PenstockError of one line."""
+
+
 def open_stream(open_read: "Callable[[], TableRead]", schema: "StructType") -> DataSourceStreamReader:
     """Return the stream of a read, or a RefusedStreamReader with the reason when it cannot be opened."""
     from penstock.spark.change_feed import ChangeFeedRead
 
     try:
         read = open_read()
+        if isinstance(read, StreamRead):
+            return read.stream_reader(schema)
         if not isinstance(read, ChangeFeedRead):
             raise Invalid("a stream reads changes; give option readChangeFeed = true as well")
         return STREAM_READER(read.options, schema, read.declare(), parallelism=read.parallelism)

@@ -295,13 +295,17 @@ def test_flight_serves_tables_ranges_and_timestamps(held: Held) -> None:
             (answer,) = client.do_action(flight.Action("resolved_ts", b'{"table_id": 1}'))
             assert json.loads(answer.body.to_pybytes())["resolved_ts"] == NOW + 200
             actions = [action.type for action in client.list_actions()]
-            assert actions == ["resolved_ts", "progress", "refusals", "plan_merge", "commit_merge"]
+            readers = ["resolved_ts", "progress", "refusals", "catalog"]
+            assert actions == [*readers, "plan_merge", "commit_merge"]
             with pytest.raises(flight.FlightUnavailableError, match="not captured here"):
                 list(client.do_action(flight.Action("resolved_ts", b'{"table_id": 9}')))
             with pytest.raises(pa.ArrowInvalid, match="no action"):
                 list(client.do_action(flight.Action("other", b"")))
             with pytest.raises(pa.ArrowInvalid, match="no range"):
                 client.do_get(flight.Ticket(b"junk")).read_all()
+            for body in (b"{}", b'{"patterns": "*.*", "since_ts": 0}', b'{"patterns": [], "since_ts": -1}'):
+                with pytest.raises(pa.ArrowInvalid, match="the body of the action needs"):
+                    list(client.do_action(flight.Action("catalog", body)))
     finally:
         service.close()
 

@@ -244,6 +244,7 @@ class Capture:
             self._reader,
             self._access,
             refusals=self.refusals,
+            captured=self._settings.tables,
         )
         self._live = await self._leases.renew(self.advertised_addr)
         await self._share_tables()

@@ -5,7 +5,8 @@ A ticket is JSON and names a logical range, not a place: {"table_id", "from_ts",
 and answers with a ticket for each part that has one schema. `list_flights` names the tables with their
 timestamps. The action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that
 of all tables at once, as one list for each timestamp, and `refusals` which tables the capture owns and cannot
-capture.
+capture. `catalog` answers a reader of many tables with one call: {"patterns", "since_ts"} gives the progress
+of all tables, and the schemas of those that match the patterns and changed since.
 
 By the actions `plan_merge` and `commit_merge` others do the merges of a capture: it plans, they write, it
 commits. A plan is handed out under an id and remembered for a while. Only the output of such a plan is
@@ -23,14 +24,16 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.clock import SYSTEM, Clock
+from penstock.clock import SYSTEM, TS_MAX, Clock
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.capture.store import EventStore
+from penstock.eventstore.capture.tables import matches_patterns
 from penstock.eventstore.read.flight_client import (
     CORRUPT,
     OPEN,
     STALE,
     FlightAccess,
+    read_names,
     read_number,
     read_object_of_json,
     read_ticket,
@@ -39,6 +42,7 @@ from penstock.eventstore.read.flight_client import (
 from penstock.eventstore.read.partition import CaptureProgress, RangeReader, Refusal
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.upkeep.merge import MergePlan, plan_tree, read_output
+from penstock.tables.table_patterns import TablePatterns
 
 PLANS_MAX = 64  # of one call
 _REMEMBERED_MAX = 1024
@@ -109,6 +113,16 @@ _log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 
 
+def _catalog_question(body: bytes) -> tuple[TablePatterns, int]:
+    try:
+        tree = read_object_of_json(body)
+        patterns = read_names(tree["patterns"])
+        since_ts = read_number(tree["since_ts"], TS_MAX)
+    except (KeyError, ValueError) as error:
+        raise Invalid('the body of the action needs {"patterns": [...], "since_ts": n}') from error
+    return TablePatterns(patterns), since_ts
+
+
 @contextmanager
 def _as_flight_errors() -> Iterator[None]:
     try:
@@ -140,8 +154,12 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         access: FlightAccess = OPEN,
         *,
         refusals: Callable[[], Sequence[Refusal]] = tuple,
+        captured: Sequence[str] = ("*.*",),
     ) -> None:
-        """`refusals` returns the tables that the capture owns and cannot capture."""
+        """`refusals` returns the tables that the capture owns and cannot capture.
+
+        Only tables that match the patterns `captured` are in the catalog: nobody captures others.
+        """
         host, _, port = addr.rpartition(":")
         try:
             super().__init__(f"{access.scheme}://{host}:{port}", **access.server_options())
@@ -153,6 +171,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         self._store = store
         self._reader = reader
         self._refusals = refusals
+        self._captured = captured
         self._merging = MergeActions(store).actions
         self._closing = False
         self.addr = f"{host}:{self.port}"
@@ -214,6 +233,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
             ("resolved_ts", "Return how far a table can be read, and how far it is in objects."),
             ("progress", "Return the same for all tables."),
             ("refusals", "Return the tables that the capture owns and cannot capture, and why."),
+            ("catalog", "Return the progress of all tables, and the tables of some names that changed."),
             *merging,
         ]
 
@@ -227,12 +247,41 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
                 answer = json.dumps(self._progress()).encode()
             elif action.type == "refusals":
                 answer = json.dumps([asdict(refusal) for refusal in self._refusals()]).encode()
+            elif action.type == "catalog":
+                answer = json.dumps(self._catalog(body)).encode()
             elif action.type in self._merging:
                 answer = self._merging[action.type][1](body)
             else:
-                known = ", ".join(["resolved_ts", "progress", "refusals", *self._merging])
+                known = ", ".join(["resolved_ts", "progress", "refusals", "catalog", *self._merging])
                 raise Invalid(f"there is no action {action.type!r}; there are {known}")
         yield answer
+
+    def _catalog(self, body: bytes) -> Mapping[str, Any]:
+        """Return every progress, and the schemas of the tables that match and changed after `since_ts`.
+
+        Schemas are read before the progress: a table that can be read up to a timestamp is then known, and
+        so is every other that existed by then.
+        """
+        patterns, since_ts = _catalog_question(body)
+        schemas = self._store.schemas
+        upto_ts, ddl_ts = schemas.resolved_ts(), schemas.last_ddl_ts()
+        histories: dict[int, Any] = {}
+        for table_id in sorted(schemas.known_ids()) if ddl_ts > since_ts else ():
+            versions = schemas.versions(table_id, 0, upto_ts)
+            ends = schemas.ends(table_id, 0, upto_ts)
+            changed = max([version.since_ts for version in versions] + ends) > since_ts
+            names = {(version.database, version.table.name) for version in versions}
+            if changed and any(
+                patterns.matches(*name) and matches_patterns(*name, self._captured) for name in names
+            ):
+                facts = [version.as_fact() for version in versions]
+                histories[table_id] = {"versions": facts, "ends": ends}
+        return {
+            "resolved_ts": upto_ts,
+            "ddl_ts": ddl_ts,
+            "progress": self._progress(),
+            "histories": histories,
+        }
 
     def _progress(self) -> Mapping[str, list[int]]:
         found = []

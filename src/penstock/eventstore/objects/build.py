@@ -3,7 +3,7 @@
 Data goes into objects as it comes. Tombstones are divided by time, and each object's are ordered by row id.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -92,6 +92,12 @@ class Schemas(Protocol):
 
         Only the times that are known so far.
         """
+
+    def known_ids(self) -> Collection[int]:
+        """Return every physical table that is known up to `resolved_ts`, dropped ones among them."""
+
+    def last_ddl_ts(self) -> int:
+        """Return when a table was last created, altered or dropped, up to `resolved_ts`; 0 if never."""
 
 
 @dataclass(frozen=True, slots=True)

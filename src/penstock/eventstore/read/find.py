@@ -14,12 +14,26 @@ from penstock.clock import TS_MAX
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import drop_times
-from penstock.eventstore.read.partition import Partition, PartitionState, RangeReader, TableView
+from penstock.eventstore.read.partition import (
+    Partition,
+    PartitionState,
+    PhysicalHistory,
+    RangeReader,
+    TableView,
+)
 from penstock.eventstore.read.partition_sets import Life, lives_of
 from penstock.eventstore.schema_version import SchemaVersion, versions_in_force
 from penstock.object_storage import ObjectStorage, StorageRef
 
-__all__ = ["NameMarks", "RowsOf", "find_lives", "find_table", "list_known_ends", "list_tables"]
+__all__ = [
+    "NameMarks",
+    "RowsOf",
+    "find_histories",
+    "find_lives",
+    "find_table",
+    "list_known_ends",
+    "list_tables",
+]
 
 
 RowsOf = Callable[[int], RangeReader | None]
@@ -77,6 +91,20 @@ def find_lives(storage: StorageRef, name: str, rows: RangeReader | None = None) 
         states = list(pool.map(Partition.state, partitions))
         known = list(pool.map(_lives, states))
     return {state.table_id: lives for state, lives in zip(states, known, strict=True)}
+
+
+def find_histories(storage: StorageRef, matches: Callable[[str, str], bool]) -> dict[int, PhysicalHistory]:
+    """Return what objects know of every physical table that has or had a name that matches, by id.
+
+    Raises Unavailable when storage does not answer.
+    """
+    ids = sorted(set().union(*(found for name, found in _all_names(storage).items() if matches(*name))))
+    with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
+        states = list(pool.map(lambda table_id: Partition(storage, table_id).state(), ids))
+    return {
+        state.table_id: PhysicalHistory(tuple(state.known_schemas), tuple(drop_times(state.manifest.facts)))
+        for state in states
+    }
 
 
 def _lives(state: PartitionState) -> list[Life]:

@@ -8,7 +8,7 @@ import hmac
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,14 @@ from pydantic import SecretStr
 from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.paths import Side
-from penstock.eventstore.read.partition import CaptureProgress, ReadRange, Refusal, SchemaRange
+from penstock.eventstore.read.partition import (
+    CaptureCatalog,
+    CaptureProgress,
+    PhysicalHistory,
+    ReadRange,
+    Refusal,
+    SchemaRange,
+)
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.settings import CaptureSettings, TlsSettings
 from penstock.settings.network import is_loopback
@@ -32,6 +39,7 @@ __all__ = [
     "STALE",
     "FlightAccess",
     "FlightReader",
+    "read_names",
     "read_number",
     "read_object_of_json",
     "read_ticket",
@@ -61,11 +69,28 @@ class FlightReader:
 
     def tables(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[CaptureProgress]:
         """Return every table that the capture owns, by id, in one call however many there are."""
-        columns = json.loads(self.run_action("progress", b"", timeout_s=timeout_s))
-        return [
-            CaptureProgress(**dict(zip(columns, values, strict=True)))
-            for values in zip(*columns.values(), strict=True)
-        ]
+        return _progress_of_all(json.loads(self.run_action("progress", b"", timeout_s=timeout_s)))
+
+    def catalog(self, patterns: Sequence[str], since_ts: int) -> CaptureCatalog:
+        """Return the tables whose names match patterns and changed after `since_ts`, and all progress.
+
+        Raises Invalid, with the remedy, when the capture is of a release that cannot answer.
+        """
+        body = json.dumps({"patterns": list(patterns), "since_ts": since_ts}).encode()
+        try:
+            tree = json.loads(self.run_action("catalog", body))
+        except Invalid as error:
+            if "there is no action" not in str(error):
+                raise
+            raise Invalid(f"the capture at {self._addr} is of an earlier release; upgrade it") from error
+        histories = {
+            int(table_id): PhysicalHistory(
+                tuple(map(SchemaVersion.from_fact, known["versions"])), tuple(known["ends"])
+            )
+            for table_id, known in tree["histories"].items()
+        }
+        progress = tuple(_progress_of_all(tree["progress"]))
+        return CaptureCatalog(tree["resolved_ts"], tree["ddl_ts"], progress, histories)
 
     def refusals(self, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> list[Refusal]:
         """Return the tables that the capture owns and cannot capture; none for a capture of release 0.1.0."""
@@ -170,6 +195,13 @@ def _part(endpoint: flight.FlightEndpoint) -> SchemaRange:
     return SchemaRange(read_ticket(endpoint.ticket.ticket), schema)
 
 
+def _progress_of_all(columns: Mapping[str, list[int]]) -> list[CaptureProgress]:
+    return [
+        CaptureProgress(**dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
+
+
 def _progress(answer: bytes) -> CaptureProgress:
     return CaptureProgress(**json.loads(answer))
 
@@ -226,7 +258,8 @@ def read_number(value: object, largest: int) -> int:
     return value
 
 
-def _column_names(value: object) -> tuple[str, ...]:
+def read_names(value: object) -> tuple[str, ...]:
+    """Return a list of names that a caller sent; raise ValueError for anything else."""
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise ValueError("not a list of names")
     return tuple(value)
@@ -242,7 +275,7 @@ def read_ticket(ticket: bytes) -> ReadRange:
             from_ts=read_number(tree["from_ts"], TS_MAX),
             to_ts=read_number(tree["to_ts"], TS_MAX),
             side=tree.get("side", "data"),
-            columns=_column_names(tree.get("columns", ())),
+            columns=read_names(tree.get("columns", ())),
             handle_from=base64.b64decode(tree.get("handle_from", ""), validate=True),
             handle_to=base64.b64decode(tree.get("handle_to", ""), validate=True),
             backfills=bool(tree.get("backfills", False)),

@@ -6,7 +6,7 @@ object that it names; `reading_history` turns that into the right error. `RangeR
 has changes that are not in objects yet.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -80,6 +80,28 @@ class Refusal:
     table_id: int
     reason: str
     since_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalHistory:
+    """The versions of a physical table that are known, by time, and when it ceased to be part of a table."""
+
+    versions: tuple[SchemaVersion, ...]
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCatalog:
+    """Which tables a capture knows and how far those are that it owns, in one answer.
+
+    Every DDL of the cluster up to `resolved_ts` is known, whoever owns the table; `ddl_ts` is the last one.
+    `histories` are of the tables that changed after the caller's `since_ts`, by physical id.
+    """
+
+    resolved_ts: int
+    ddl_ts: int
+    progress: tuple[CaptureProgress, ...]
+    histories: Mapping[int, PhysicalHistory]
 
 
 class RangeReader(Protocol):

@@ -1,0 +1,284 @@
+"""Many tables as one: which tables match patterns at which time, and up to where all of them can be read.
+
+`TableHistory` is pure: it finds the DDLs that a reader of many tables must see, and what each of them does to
+the rows of a name. `TableCatalog` follows captures with one call of each, and reads manifests only of tables
+that no capture has.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.clock import SYSTEM, Clock
+from penstock.errors import Unavailable
+from penstock.eventstore.read.find import find_histories
+from penstock.eventstore.read.partition import (
+    CaptureCatalog,
+    Partition,
+    PhysicalHistory,
+    TableView,
+)
+from penstock.eventstore.read.partition_sets import Life, lives_of, merge_lives
+from penstock.eventstore.schema_version import rewritten_columns
+from penstock.follow.captures import CaptureReader, OwnedRows
+from penstock.object_storage import StorageRef
+from penstock.tables.table_patterns import TablePatterns
+
+__all__ = ["TableCatalog", "TableCut", "TableHistory"]
+
+_log = logging.getLogger(__name__)
+
+_OBJECTS_S = 10.0  # for which the progress of a table that no capture has is taken for true
+_MISSED_S = 30.0  # after which a warning names the tables that hold the others back
+
+
+class TableCut(NamedTuple):
+    """What a reader of many tables reads of (from_ts, to_ts], in which no table changes but at its start.
+
+    A DDL at `from_ts + 1` may take the rows of a name away without a change of them (`ended`: the table as it
+    was), and may bring rows (`arrived`: read them as of then). Every other table's changes are read from
+    `from_ts` on.
+    """
+
+    from_ts: int
+    to_ts: int
+    tables: Mapping[str, Life]
+    ended: Mapping[str, Life]
+    arrived: frozenset[str]
+
+
+class TableHistory:
+    """The tables that match patterns, by time. Pure; never changes.
+
+    A table is known by its name, whichever table has it. Names are compared without case.
+    """
+
+    def __init__(self, patterns: TablePatterns, histories: Mapping[int, PhysicalHistory]) -> None:
+        self._lives = merge_lives(
+            life
+            for table_id, known in histories.items()
+            for life in lives_of(table_id, known.versions, known.ends)
+        )
+        self.matching = [
+            life
+            for life in self._lives
+            if patterns.matches(life.schema.database, life.schema.table.name)
+            and life.schema.table.is_base_table
+        ]
+
+    def tables_at(self, ts: int) -> dict[str, Life]:
+        """Return the tables that exist at `ts`, by name."""
+        there = [life for life in self.matching if life.since_ts <= ts < life.until_ts]
+        there.sort(key=lambda life: life.since_ts)  # of two that claim one name, the later has it
+        return {life.schema.name.lower(): life for life in there}
+
+    def ddl_times(self, from_ts: int, to_ts: int) -> list[int]:
+        """Return each time in (from_ts, to_ts] at which a table comes, goes, or has other columns or rows."""
+        times = {ts for life in self.matching for ts in (life.since_ts, life.until_ts)}
+        inside = sorted(ts for ts in times if from_ts < ts <= to_ts)
+        return [ts for ts in inside if _shapes(self.tables_at(ts - 1)) != _shapes(self.tables_at(ts))]
+
+    def cut(self, from_ts: int, to_ts: int) -> TableCut:
+        """Return what to read of a range before whose last DDL nothing happened."""
+        tables = self.tables_at(to_ts)
+        times = self.ddl_times(from_ts, to_ts)
+        if not times:
+            return TableCut(from_ts, to_ts, tables, {}, frozenset())
+        ddl_ts = times[-1]
+        before = self.tables_at(ddl_ts - 1)
+        ended = {
+            name: life
+            for name, life in before.items()
+            if name not in tables or self._is_broken(life, tables[name], ddl_ts)
+        }
+        arrived = frozenset(
+            name
+            for name, life in tables.items()
+            if (name not in before or name in ended) and not self._is_new(life.ids, ddl_ts)
+        )
+        return TableCut(ddl_ts - 1, to_ts, tables, ended, arrived)
+
+    def _is_broken(self, before: Life, after: Life, ddl_ts: int) -> bool:
+        """Return whether rows came, went or were rewritten without a change of any row."""
+        if before.schema is after.schema:
+            return False
+        old, new = before.schema.table, after.schema.table
+        return (
+            old.id != new.id
+            or not set(before.ids) <= set(after.ids)
+            or not self._is_new(set(after.ids) - set(before.ids), ddl_ts)
+            or bool(rewritten_columns(old, new))
+        )
+
+    def _is_new(self, physical_ids: Iterable[int], ts: int) -> bool:
+        """Return whether nobody had these physical tables before `ts`: they begin without rows."""
+        wanted = set(physical_ids)
+        return not any(life.since_ts < ts and not wanted.isdisjoint(life.ids) for life in self._lives)
+
+
+def _shapes(tables: Mapping[str, Life]) -> dict[str, object]:
+    return {
+        name: (
+            life.schema.table.id,
+            life.ids,
+            [(column.id, column.name, column.type) for column in life.schema.table.stored_columns],
+        )
+        for name, life in tables.items()
+    }
+
+
+@dataclass(slots=True)
+class _Objects:
+    """How far the objects of a table go that no capture has."""
+
+    flushed_ts: int
+    changed_ts: int
+    read_at: float
+
+
+class TableCatalog:
+    """Follows the tables that match patterns. Blocks; for one thread.
+
+    `readers` returns the captures that are alive. A capture that does not answer is left out: what it owns
+    holds the others back until somebody has it.
+    """
+
+    def __init__(
+        self,
+        storage: StorageRef,
+        patterns: TablePatterns,
+        readers: Callable[[], Sequence[CaptureReader]],
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._storage = storage
+        self._patterns = patterns
+        self._readers = readers
+        self._clock = clock
+        self._known: dict[CaptureReader, int] = {}  # the last DDL of which a capture has told
+        self._histories: dict[int, PhysicalHistory] | None = None
+        self._objects: dict[int, _Objects] = {}
+        self._owners: dict[int, OwnedRows] = {}
+        self._late_since: float | None = None
+        self._warned = False
+        self.history = TableHistory(patterns, {})
+        self.resolved_ts = 0
+        """Every DDL up to it is known."""
+
+    def refresh(self) -> None:
+        """Ask every capture once; read names and manifests from storage the first time.
+
+        Raises Unavailable when no capture or storage does not answer, Invalid when a capture refuses.
+        """
+        answers = self._ask()
+        if self._histories is None:
+            # Captures forget schemas that the cluster has collected; manifests keep them.
+            self._histories = find_histories(self._storage, self._patterns.matches)
+        changed = {table_id for _, answer in answers for table_id in answer.histories}
+        for _, answer in answers:
+            for table_id, found in answer.histories.items():
+                self._histories[table_id] = _merge(self._histories.get(table_id), found)
+        if changed or not self._known:
+            self.history = TableHistory(self._patterns, self._histories)
+        owners: dict[int, OwnedRows] = {}
+        for reader, answer in answers:
+            self._known[reader] = answer.ddl_ts
+            for table in answer.progress:
+                known = owners.get(table.table_id)
+                # A table that moves has two owners for a while: the one that is further is the new one.
+                if known is None or known.seen.readable_ts < table.readable_ts:
+                    owners[table.table_id] = OwnedRows(reader, table)
+        self._owners = owners
+        self.resolved_ts = max(self.resolved_ts, *(answer.resolved_ts for _, answer in answers))
+
+    def _ask(self) -> list[tuple[CaptureReader, CaptureCatalog]]:
+        readers = self._readers()
+        self._known = {reader: ts for reader, ts in self._known.items() if reader in readers}
+        answers: list[tuple[CaptureReader, CaptureCatalog]] = []
+        failure: Unavailable | None = None
+        for reader in readers:
+            try:
+                answers.append((reader, reader.catalog(self._patterns.patterns, self._known.get(reader, 0))))
+            except Unavailable as error:
+                failure = error
+                _log.warning("a capture does not answer", extra={"reason": str(error)})
+        if not answers:
+            raise Unavailable(
+                "a read of many tables needs a capture, and none answers; start one, or give pdAddrs or"
+                " flightAddr"
+            ) from failure
+        return answers
+
+    def readable_ts(self, from_ts: int) -> int:
+        """Return up to when every table that exists after `from_ts` can be read.
+
+        Raises Unavailable when storage does not answer.
+        """
+        end_ts, late = self.resolved_ts, ""
+        for life in self.history.matching:
+            if life.until_ts <= from_ts or life.since_ts > end_ts:
+                continue
+            needed_ts = min(end_ts, life.until_ts - 1)
+            reached_ts = min((self._reach(table_id, needed_ts) for table_id in life.ids), default=needed_ts)
+            if reached_ts < needed_ts:
+                owned = all(table_id in self._owners for table_id in life.ids)
+                end_ts, late = max(reached_ts, life.since_ts - 1), "" if owned else life.schema.name
+        self._warn_of(late)
+        return end_ts
+
+    def newest_ts(self) -> int:
+        """Return the newest timestamp at which every table that exists then can be read."""
+        ts = self.resolved_ts
+        while True:
+            reached_ts = self.readable_ts(ts)  # of tables that are there at `ts` or later
+            if reached_ts >= ts:
+                return ts
+            ts = reached_ts
+
+    def changed_since(self, ts: int, tables: Iterable[Life]) -> list[Life]:
+        """Return those of some tables that may have changes after `ts`."""
+        return [life for life in tables if any(self._changed_ts(table_id) > ts for table_id in life.ids)]
+
+    def view(self, life: Life) -> TableView:
+        """Return the table with exactly the physical tables of a life, for reads up to `readable_ts`."""
+        members = (Partition(self._storage, table_id, self._owners.get(table_id)) for table_id in life.ids)
+        return TableView(life.schema.name, tuple(members), table_id=life.schema.table.id, fixed=True)
+
+    def _reach(self, table_id: int, needed_ts: int) -> int:
+        owner = self._owners.get(table_id)
+        return self._read_objects(table_id, needed_ts).flushed_ts if owner is None else owner.seen.readable_ts
+
+    def _changed_ts(self, table_id: int) -> int:
+        owner = self._owners.get(table_id)
+        return owner.seen.changed_ts if owner is not None else self._read_objects(table_id, 0).changed_ts
+
+    def _read_objects(self, table_id: int, needed_ts: int) -> _Objects:
+        """Return how far a table's objects go; read its manifest again if that is too little for a while."""
+        now = self._clock.monotonic()
+        found = self._objects.get(table_id)
+        if found is None or (found.flushed_ts < needed_ts and now >= found.read_at + _OBJECTS_S):
+            manifest = Partition(self._storage, table_id).state().manifest
+            found = self._objects[table_id] = _Objects(manifest.flushed_ts, manifest.changed_ts, now)
+        return found
+
+    def _warn_of(self, table: str) -> None:
+        now = self._clock.monotonic()
+        if not table or self._late_since is None:
+            self._late_since = now if table else None
+            self._warned = False
+        elif not self._warned and now >= self._late_since + _MISSED_S:
+            self._warned = True
+            _log.warning(
+                "tables wait for one that no capture has; start a capture whose capture.tables name it",
+                extra={"table": table},
+            )
+
+
+def _merge(known: PhysicalHistory | None, found: PhysicalHistory) -> PhysicalHistory:
+    """Return what storage and a capture know of a physical table together."""
+    if known is None:
+        return found
+    versions = {version.since_ts: version for version in (*known.versions, *found.versions)}
+    ends = sorted({*known.ends, *found.ends})
+    return PhysicalHistory(tuple(versions[ts] for ts in sorted(versions)), tuple(ends))
