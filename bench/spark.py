@@ -89,6 +89,7 @@ def measure_reads(spark: SparkSession, folder: Path, changes: int) -> None:
     rows = load(spark, storage, "deleted", columns="id").count()
     print(f"first query, a count of one column: {time.perf_counter() - started:.1f} s")
 
+    measure_point(spark, storage, rows)
     told = sum(each.rows for each in mixed.objects)
     for chosen in (columns, columns[:3]):
         wide = f"{len(chosen)} columns"
@@ -111,6 +112,21 @@ def measure_reads(spark: SparkSession, folder: Path, changes: int) -> None:
             columns=",".join(chosen),
         )
         compare(f"change feed, {wide} / Parquet of both sides", feed, sides, told)
+
+
+def measure_point(spark: SparkSession, storage: StorageRef, rows: int) -> None:
+    """One row of a table by its key: chosen by the option, and filtered by Spark; loads count for both."""
+
+    def by_option() -> int:
+        return load(spark, storage, "deleted", where="id = 1").count()
+
+    def by_filter() -> int:
+        return load(spark, storage, "deleted").where("id = 1").count()
+
+    (ours_s, found), (theirs_s, same) = versus(by_option, by_filter, times=5)
+    assert found == same
+    detail = f"{ours_s:.2f} s against {theirs_s:.2f} s for {rows:,} rows"
+    show("one row by its key, filtered by Spark / by the option", theirs_s / ours_s, ">= 2.00", detail)
 
 
 def measure_loads(spark: SparkSession, folder: Path, rows: int) -> None:

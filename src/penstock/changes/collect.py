@@ -29,6 +29,7 @@ from penstock.eventstore.read.partition_sets import (
     merge_lives,
     partition_sets,
 )
+from penstock.eventstore.read.pruning import WantedRows
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.eventstore.read.streams import ChangeStream, merge_streams, open_streams
 from penstock.eventstore.schema_version import SchemaVersion
@@ -70,12 +71,18 @@ def collect_changes(
 
 @dataclass(frozen=True, slots=True)
 class ChangesRange:
-    """Changes in (from_ts, to_ts], of rows in [handle_from, handle_to) (b"": no bound)."""
+    """Changes in (from_ts, to_ts], of rows in [handle_from, handle_to) (b"": no bound).
+
+    Only those of some `sides`, and maybe without rows that are not among `wanted_rows`: for readers that do
+    not coalesce.
+    """
 
     from_ts: int
     to_ts: int
     handle_from: bytes = b""
     handle_to: bytes = b""
+    sides: tuple[Side, ...] = SIDES
+    wanted_rows: WantedRows | None = None
 
 
 def collect(
@@ -271,7 +278,7 @@ def _open_side(
 ) -> list[ChangeStream]:
     """Open the streams of one side over all partitions, which start to read; the stack closes them."""
     streams: list[ChangeStream] = []
-    for state in states:
+    for state in states if side in part.sides else ():
         if state.schemas(part.from_ts, part.to_ts)[0].since_ts > part.to_ts:
             continue  # it was added after this part, and may have had other columns then
         found = open_streams(
@@ -285,6 +292,7 @@ def _open_side(
             handle_to=part.handle_to,
             schema=schema,
             # Elsewhere the handle is the key: a row that moves to another partition stays the same row.
+            wanted_rows=part.wanted_rows,
             with_partition=len(states) > 1 and schema.table.handle_kind is HandleKind.ROWID,
         )
         for stream in found:

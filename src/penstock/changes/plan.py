@@ -26,8 +26,10 @@ from penstock.changes.options import ChangeOptions, ChangeOptionsArgs, ReadColum
 from penstock.errors import Invalid
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
+from penstock.eventstore.paths import Side
 from penstock.eventstore.read.object_scan import HandleRange
 from penstock.eventstore.read.partition import PartitionState, TableView
+from penstock.eventstore.read.pruning import WantedRows
 from penstock.eventstore.read.snapshot import SnapshotPartition, plan_snapshot
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
@@ -190,6 +192,8 @@ class ChangesPartition:
     handle_to: bytes = b""
     snapshot: SnapshotPartition | None = None  # with from_ts = 0
     schema: SchemaVersion | None = None  # of the snapshot
+    sides: tuple[Side, ...] = SIDES
+    wanted_rows: WantedRows | None = None
 
     def collect(self) -> ChangesHandle:
         """Read the part. Raises as `collect_changes` does."""
@@ -197,7 +201,9 @@ class ChangesPartition:
             rows = self.snapshot.read(impossible_dates=True)
             batches = to_batches(rows, self.schema, self.options, complete_ts=self.to_ts)
         else:
-            wanted = ChangesRange(self.from_ts, self.to_ts, self.handle_from, self.handle_to)
+            wanted = ChangesRange(
+                self.from_ts, self.to_ts, self.handle_from, self.handle_to, self.sides, self.wanted_rows
+            )
             # The plan has checked the columns.
             batches = collect(self.table, wanted, self.options, checked=True)
         return ChangesHandle(batches, impossible_dates=self.options.impossible_dates)
@@ -218,6 +224,22 @@ class ChangesPartition:
         if not tasks and not self.snapshot.adds_unflushed:
             return None
         return replace(inside, snapshot=replace(self.snapshot, handles=handles, tasks=tasks))
+
+    def only(
+        self, first_ts: int, last_ts: int, sides: tuple[Side, ...], wanted: WantedRows
+    ) -> "ChangesPartition | None":
+        """Return the part without changes that nobody wants; None when it cannot have any that are wanted.
+
+        Wanted are changes from `first_ts` to `last_ts`, of some sides, whose rows are among `wanted`. Others
+        may still come. The part must not coalesce.
+        """
+        if self.snapshot is not None:
+            known = replace(self, snapshot=replace(self.snapshot, wanted=wanted))
+            return known if "data" in sides else None
+        from_ts, to_ts = max(self.from_ts, first_ts - 1), min(self.to_ts, last_ts)
+        if from_ts >= to_ts or not sides:
+            return None
+        return replace(self, from_ts=from_ts, to_ts=to_ts, sides=sides, wanted_rows=wanted)
 
 
 def plan_changes(

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 from penstock.errors import Invalid
 from penstock.tables.arrow import shown_name
 
-__all__ = ["as_declared", "require_columns", "spark_schema"]
+__all__ = ["arrow_schema", "as_declared", "require_columns", "spark_schema"]
 
 _SPARK_TYPES: Mapping[pa.DataType, DataType] = {
     pa.bool_(): BooleanType(),
@@ -88,13 +88,18 @@ def require_columns(declared: StructType, found: pa.Schema, *, table: str) -> No
 
 def as_declared(batches: Iterable[pa.RecordBatch], declared: StructType) -> Iterator[pa.RecordBatch]:
     """Yield batches with exactly the columns that Spark expects; copy only batches that differ."""
-    expected = pa.schema(
-        [pa.field(field.name, _arrow_type(field.dataType), nullable=field.nullable) for field in declared]
-    )
+    expected = arrow_schema(declared)
     for stored in batches:
         if stored.num_rows:
             batch = stored.rename_columns([shown_name(name) for name in stored.schema.names])
             yield batch if batch.schema.equals(expected) else batch.select(expected.names).cast(expected)
+
+
+def arrow_schema(declared: StructType) -> pa.Schema:
+    """Return the schema that Spark expects of the batches of a declared schema."""
+    return pa.schema(
+        [pa.field(field.name, _arrow_type(field.dataType), nullable=field.nullable) for field in declared]
+    )
 
 
 def _spark_type(kind: pa.DataType) -> DataType:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.changes import ChangesPartition
     from penstock.eventstore.read.partition import TableView
     from penstock.spark.change_rows import ChangeRows, DeclaredSchema
+    from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
 
 __all__ = [
@@ -73,7 +74,12 @@ class ChangeFeedRead(VersionedRead[_Range, "ChangeFeedReader"]):
 
 
 class ChangeFeedReader(DataSourceReader):
-    """Plans the parts of the range on the driver, and reads each on an executor."""
+    """Plans the parts of the range on the driver, and reads each on an executor.
+
+    `filter` is set before it plans.
+    """
+
+    filter: "ReadFilter | None" = None
 
     def __init__(
         self, options: "SourceOptions", wanted: _Range, schema: "StructType", *, parallelism: int
@@ -108,6 +114,7 @@ class ChangeFeedReader(DataSourceReader):
                 handles=bounds,
                 part_bytes=options.partition_bytes,
                 parallelism=self.parallelism,
+                wanted=self.filter,
             )
 
         with name_stale_reads(options.table, inclusive=True):
@@ -121,7 +128,8 @@ class ChangeFeedReader(DataSourceReader):
 
         assert isinstance(partition, ChangeFeedInput)
         with name_stale_reads(self.options.table, inclusive=True):
-            yield from as_declared(read_feed(partition.part, self._range.rows), self._schema)
+            rows = as_declared(read_feed(partition.part, self._range.rows), self._schema)
+            yield from rows if self.filter is None else self.filter.apply(rows)
 
 
 class ChangeFeedInput(InputPartition):

@@ -5,7 +5,7 @@ because its table does not have the declared columns any more. Both are pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.changes import ChangeBatch
-from penstock.clock import LOGICAL_BITS
+from penstock.clock import LOGICAL_BITS, LOGICAL_MAX, TS_MAX, compose_ts
 from penstock.errors import Invalid, StaleRead
+from penstock.eventstore.read.pruning import ColumnRange, WantedRows
 from penstock.eventstore.schema_version import Projection, SchemaVersion, rewritten_columns
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, OLD, START_TS, UPDATE
 from penstock.tables.arrow import arrow_name, arrow_type
@@ -24,7 +25,9 @@ from penstock.tables.schema import TableInfo
 
 if TYPE_CHECKING:
     from penstock.changes import ChangesPartition
+    from penstock.eventstore.paths import Side
     from penstock.eventstore.read.partition import PartitionState, TableView
+    from penstock.spark.filters import ReadFilter
 
 __all__ = [
     "CHANGE_TYPE",
@@ -65,7 +68,7 @@ class ChangeRows:
     """
 
     def __init__(self, table: TableInfo, columns: Sequence[str] | None = None) -> None:
-        self._table = table
+        self.table = table
         self._names = _names(table, columns)
         self.schema = pa.schema([*Projection(table, table, self._names).schema, *_FEED])
 
@@ -77,7 +80,7 @@ class ChangeRows:
         wanted = self._ids()
         stored = (
             arrow_name(column)
-            for table in (*versions, self._table)
+            for table in (*versions, self.table)
             for column in table.kept_columns
             if column.id in wanted
         )
@@ -86,7 +89,7 @@ class ChangeRows:
 
     def _ids(self) -> set[int]:
         """Return the ids of the table's columns among those that are read."""
-        return {column.id for column in self._table.stored_columns if arrow_name(column) in self._names}
+        return {column.id for column in self.table.stored_columns if arrow_name(column) in self._names}
 
     def require_not_rewritten(self, versions: Sequence[SchemaVersion], name: str, from_ts: int) -> None:
         """Raise StaleRead when one of the columns was rewritten between two of a range's versions.
@@ -139,7 +142,7 @@ class ChangeRows:
         return self._without_defaults(version, columns, batch.tombstones.column(OLD))
 
     def _projection(self, batch: ChangeBatch) -> Projection:
-        return Projection(batch.schema.table, self._table, self._names)
+        return Projection(batch.schema.table, self.table, self._names)
 
     def _old_rows(self, version: TableInfo, tombstones: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that ended; where only the key of a row is known, its other columns are null."""
@@ -155,7 +158,7 @@ class ChangeRows:
         if not old.null_count:
             return columns
         stored = {column.id for column in version.kept_columns}
-        ids = {arrow_name(column): column.id for column in self._table.stored_columns}
+        ids = {arrow_name(column): column.id for column in self.table.stored_columns}
         return [
             column
             if name in _SYSTEM or ids[name] in stored
@@ -221,13 +224,15 @@ def feed_parts(
     handles: tuple[bytes, bytes] = (b"", b""),
     part_bytes: int,
     parallelism: int,
+    wanted: "ReadFilter | None" = None,
 ) -> "list[ChangesPartition]":
     """Divide the changes of a range into parts of at most about `part_bytes`, smaller when tasks would be
     idle.
 
     The parts depend on what is flushed when they are planned; the rows of all parts together do not. Raises
     what `plan_changes` raises; StaleRead for a rewritten column only if `rows` has it and the range has
-    changes from before.
+    changes from before. Rows that are not `wanted` are left out as far as that saves reading; the whole range
+    is planned first, so that errors do not depend on them.
     """
     from penstock.changes import plan_changes
     from penstock.changes.collect import fix_range, schema_parts
@@ -246,8 +251,40 @@ def feed_parts(
         batch_rows=FEED_BATCH_ROWS,
         partition_rows=_part_rows(states, from_ts, to_ts, part_bytes, parallelism),
     )
-    within = (part.within(*handles) for part in planned)
+    if wanted is None:
+        within = (part.within(*handles) for part in planned)
+        return [part for part in within if part is not None]
+    if wanted.passes_nothing:
+        return []
+    handles = wanted.handles(rows.table, handles)
+    first_ts, last_ts, sides, values = _narrow(wanted, rows)
+    narrowed = (part.only(first_ts, last_ts, sides, values) for part in planned)
+    within = (part.within(*handles) for part in narrowed if part is not None)
     return [part for part in within if part is not None]
+
+
+def _narrow(wanted: "ReadFilter", rows: ChangeRows) -> "tuple[int, int, tuple[Side, ...], WantedRows]":
+    """Return the first and last commit-ts, the sides and the values of changes that a filter lets pass."""
+    lows, highs = [0], [TS_MAX]
+    versions, times = (wanted.ranges.get(name) for name in (COMMIT_VERSION, COMMIT_TIMESTAMP))
+    if versions is not None:
+        low, high = versions.ends
+        lows += [low] if low is not None else []
+        highs += [high] if high is not None else []
+    if times is not None:
+        low, high = times.ends
+        lows += [compose_ts(max(0, -(-low // _MICROSECONDS)))] if low is not None else []
+        highs += (
+            [compose_ts(high // _MICROSECONDS, LOGICAL_MAX) if high >= 0 else -1] if high is not None else []
+        )
+    first_ts, last_ts = max(lows), min(highs)
+    kinds = wanted.ranges.get(CHANGE_TYPE)
+    passing = [kind for kind in _KINDS if kinds is None or kinds.meets(kind, kind)]
+    ends, begins = (any(kind in passing for kind in _KINDS[at : at + 2]) for at in (_ENDS, _BEGINS))
+    sides: tuple[Side, ...] = (*(("data",) if begins else ()), *(("tombstone",) if ends else ()))
+    found = wanted.wanted_rows(rows.table, rows.schema.names[: -len(_FEED)])
+    commits = ColumnRange(pa.int64(), low=first_ts, high=last_ts)
+    return first_ts, last_ts, sides, replace(found, ranges={**found.ranges, COMMIT_TS: commits})
 
 
 def read_feed(part: "ChangesPartition", rows: ChangeRows) -> Iterator[pa.RecordBatch]:

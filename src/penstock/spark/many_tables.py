@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.eventstore.read.partition_sets import Life
     from penstock.follow.catalog import TableCatalog, TableCut
     from penstock.object_storage import StorageRef
+    from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
 
 __all__ = ["PAYLOAD", "SCHEMA", "SCHEMA_VERSION", "TABLE", "ManyTablesRead", "by_table"]
@@ -440,6 +441,8 @@ class ManyTablesRead:
 
 class ManyTablesReader(DataSourceReader):
     """Plans the parts of a range of many tables on the driver, and reads each on an executor."""
+
+    filter: "ReadFilter | None" = None  # always: the option `where` is of one table
 
     def __init__(self, options: "SourceOptions", schema: StructType, parallelism: int) -> None:
         self._options = options

@@ -82,20 +82,11 @@ _CONNECTION = (
     *("flightAddr", "flightToken", "flightCaPath", "flightCertPath", "flightKeyPath"),
 )
 _READ = (
-    *(
-        "table",
-        "tables",
-        "from",
-        "columns",
-        "rangeFrom",
-        "rangeTo",
-        "versionAsOf",
-        "timestampAsOf",
-        "readChangeFeed",
-    ),
+    *("table", "tables", "from", "columns", "where", "rangeFrom", "rangeTo"),
+    *("versionAsOf", "timestampAsOf", "readChangeFeed"),
     *("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp", "consumerId"),
 )
-_OF_ONE_TABLE = ("columns", "rangeFrom", "rangeTo", "versionAsOf", "timestampAsOf")
+_OF_ONE_TABLE = ("columns", "where", "rangeFrom", "rangeTo", "versionAsOf", "timestampAsOf")
 _STORAGE_OPTION = "storageoptions."
 _NAMES = {name.lower(): name for name in (*_READ, *_CONNECTION, "path")}
 _SIZE = re.compile(r"(?P<count>[1-9]\d*)\s*(?P<unit>KiB|MiB|GiB|)", re.IGNORECASE)
@@ -114,6 +105,8 @@ class SourceOptions:
     """Patterns of a read of many tables, as the filters of changefeeds have them."""
     origin: Literal["eventstore", "kv"] = "eventstore"
     columns: tuple[str, ...] | None = None
+    where: str | None = None
+    """The condition that rows meet."""
     as_of_ts: int | None = None
     """The snapshot's timestamp; None takes the newest."""
     read_change_feed: bool = False
@@ -157,6 +150,7 @@ def parse_options(
         tables=_table_patterns(options),
         origin=_origin(options),
         columns=_columns(options),
+        where=options.get("where") or None,
         as_of_ts=_as_of(options),
         read_change_feed=_reads_changes(options),
         from_ts=from_ts,

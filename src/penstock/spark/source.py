@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
+from penstock.errors import Invalid
 from penstock.spark.errors import hide_worker_traceback
 from penstock.spark.sql import FUNCTION, changes_function
 from penstock.spark.tasks import begin_task
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.settings import Settings
+    from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
-    from penstock.spark.tables import TableRead
+    from penstock.spark.tables import FilteredReader, TableRead
 
 __all__ = ["PenstockDataSource", "register"]
 
@@ -35,6 +37,7 @@ class PenstockDataSource(DataSource):
     defaults: ClassVar[dict[str, str]] = {}
     parallelism: ClassVar[int] = os.cpu_count() or 1  # if the session does not say how many tasks run
     _read: "TableRead | None" = None
+    _where: str | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -42,22 +45,40 @@ class PenstockDataSource(DataSource):
 
     def schema(self) -> "StructType":
         with hide_worker_traceback():
-            return self._open().schema()
+            declared = self._open().schema()
+            self._filter(declared)  # refuse a wrong condition at once
+            return declared
 
     def reader(self, schema: "StructType") -> DataSourceReader:
         with hide_worker_traceback():
-            return _OneLineReader(self._open().reader(schema))
+            reader = self._open().reader(schema)
+            reader.filter = self._filter(schema)
+            return _OneLineReader(reader)
 
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:
         from penstock.spark.stream import open_stream
 
-        return open_stream(self._open, schema)
+        return open_stream(self._open_stream, schema)
+
+    def _open_stream(self) -> "TableRead":
+        read = self._open()
+        if self._where is not None:
+            raise Invalid("option where is for batch reads; filter the rows of the stream instead")
+        return read
+
+    def _filter(self, schema: "StructType") -> "ReadFilter | None":
+        if self._where is None:
+            return None
+        from penstock.spark.filters import ReadFilter
+
+        return ReadFilter.where(self._where, schema)
 
     def _open(self) -> "TableRead":
         if self._read is None:
             from penstock.spark.options import parse_options
 
             options = parse_options(self.options, defaults=self.defaults, settings=self.settings)
+            self._where = options.where
             self._read = self.open_read(options)
         return self._read
 
@@ -84,7 +105,7 @@ class PenstockDataSource(DataSource):
 class _OneLineReader(DataSourceReader):
     """A reader whose PenstockErrors Spark shows without the traceback of its worker."""
 
-    def __init__(self, inner: DataSourceReader) -> None:
+    def __init__(self, inner: "FilteredReader") -> None:
         self._inner = inner
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from penstock.eventstore.read.partition import TableView
     from penstock.eventstore.read.snapshot import SnapshotPartition
+    from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
     from penstock.tables.kv_scan import KvScan, KvScanPartition
+    from penstock.tables.schema import TableInfo
 
 __all__ = ["KvRead", "KvReader", "SnapshotRead", "SnapshotReader"]
 
@@ -55,7 +57,9 @@ class SnapshotRead(VersionedRead[_Snapshot, "SnapshotReader"]):
 
 
 class SnapshotReader(DataSourceReader):
-    """Plans the parts on the driver, and reads each on an executor."""
+    """Plans the parts on the driver, and reads each on an executor. `filter` is set before it plans."""
+
+    filter: "ReadFilter | None" = None
 
     def __init__(
         self, options: "SourceOptions", snapshot: _Snapshot, schema: "StructType", *, parallelism: int
@@ -69,11 +73,15 @@ class SnapshotReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return parts of about the same size in objects; rows that are not flushed may be one more part."""
         from penstock.eventstore.read.snapshot import plan_snapshot
-        from penstock.spark.options import handle_bounds
         from penstock.spark.tables import name_stale_reads, open_table, plan_with_retry
 
         options, ts = self.options, self._table.ts
-        first, last = handle_bounds(self._table.table, options.range_from, options.range_to)
+        first, last = _handles(self._table.table, options, self.filter)
+        wanted = None
+        if self.filter is not None:
+            if self.filter.passes_nothing:
+                return []
+            wanted = self.filter.wanted_rows(self._table.table, self._columns)
 
         def plan(view: "TableView") -> "list[SnapshotPartition]":
             return plan_snapshot(
@@ -83,6 +91,7 @@ class SnapshotReader(DataSourceReader):
                 handle_from=first,
                 handle_to=last,
                 partition_bytes=self._part_bytes(view),
+                wanted=wanted,
             )
 
         with name_stale_reads(options.table):
@@ -97,7 +106,8 @@ class SnapshotReader(DataSourceReader):
         part = partition.part
         require_storage(part.partition.storage, part.partition.table_id)
         with name_stale_reads(self.options.table):
-            yield from as_declared(part.read(), self._schema)
+            rows = as_declared(part.read(), self._schema)
+            yield from rows if self.filter is None else self.filter.apply(rows)
 
     def _part_bytes(self, view: "TableView") -> int:
         """Return the size of a part: at most that of the options, less when tasks would have no work."""
@@ -147,7 +157,9 @@ class KvRead:
 
 
 class KvReader(DataSourceReader):
-    """Plans the ranges on the driver, and reads each on an executor."""
+    """Plans the ranges on the driver, and reads each on an executor. `filter` is set before it plans."""
+
+    filter: "ReadFilter | None" = None
 
     def __init__(self, options: "SourceOptions", scan: "KvScan", schema: "StructType") -> None:
         self._options = options
@@ -156,10 +168,11 @@ class KvReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return a partition for each region that has some of the rows now."""
-        from penstock.spark.options import handle_bounds
         from penstock.tables.kv_scan import ranges_of
 
-        first, last = handle_bounds(self._scan.table, self._options.range_from, self._options.range_to)
+        if self.filter is not None and self.filter.passes_nothing:
+            return []
+        first, last = _handles(self._scan.table, self._options, self.filter)
         client = self._scan.cluster.client()
         return [
             KvInputPartition(scan_range)
@@ -171,8 +184,18 @@ class KvReader(DataSourceReader):
         from penstock.tables.impossible_dates import hide
 
         assert isinstance(partition, KvInputPartition)
-        rows = (hide(batch)[0] for batch in partition.range.read())
-        yield from as_declared(rows, self._schema)
+        rows = as_declared((hide(batch)[0] for batch in partition.range.read()), self._schema)
+        yield from rows if self.filter is None else self.filter.apply(rows)
+
+
+def _handles(
+    table: "TableInfo", options: "SourceOptions", wanted: "ReadFilter | None"
+) -> tuple[bytes, bytes]:
+    """Return the handles that the options and a filter allow: the first, and the first after them."""
+    from penstock.spark.options import handle_bounds
+
+    asked = handle_bounds(table, options.range_from, options.range_to)
+    return asked if wanted is None else wanted.handles(table, asked)
 
 
 class KvInputPartition(InputPartition):

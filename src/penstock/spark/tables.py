@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Invalid, StaleRead, Unavailable
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.eventstore.read.flight_client import FlightReader
+    from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
     from penstock.tables.schema import TableInfo
 
 __all__ = [
+    "FilteredReader",
     "TableAtVersion",
     "TableRead",
     "VersionedRead",
@@ -54,6 +56,18 @@ _log = logging.getLogger(__name__)
 _CLOCK_SKEW_MS = 60_000  # by which the clocks of machines may differ
 
 
+class FilteredReader(Protocol):
+    """A reader of a table. `filter` is set before it plans; rows that do not pass are left out."""
+
+    filter: "ReadFilter | None"
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the parts of the read."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part that pass, in the Arrow schema of the declared columns."""
+
+
 class TableRead(Protocol):
     """One read of one table, from its options to its plan. Must be picklable.
 
@@ -66,7 +80,7 @@ class TableRead(Protocol):
     def schema(self) -> "StructType":
         """Return columns and types of the rows; raise a PenstockError of one line."""
 
-    def reader(self, schema: "StructType") -> DataSourceReader:
+    def reader(self, schema: "StructType") -> "FilteredReader":
         """Return a picklable reader whose batches have exactly the Arrow schema of the declared columns."""
 
 

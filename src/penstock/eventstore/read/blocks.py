@@ -5,9 +5,9 @@ ordered whole. Data objects are in the order of changes, (commit_ts, start_ts, h
 ordered by row id, and `change_order` puts them in the order of changes.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
+from penstock.eventstore.read.pruning import ColumnRange, groups_with
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS
 from penstock.object_storage import ObjectStorage
 
@@ -56,7 +57,10 @@ def count_below(ordered: Times, ts: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockReader:
-    """Reads some columns of a table's changes in (from_ts, to_ts], of rows in [handle_from, handle_to)."""
+    """Reads some columns of a table's changes in (from_ts, to_ts], of rows in [handle_from, handle_to).
+
+    Rows whose values are not within the `ranges`, by paths of columns, may be left out.
+    """
 
     storage: ObjectStorage
     table_id: int
@@ -65,6 +69,7 @@ class BlockReader:
     shown: pa.Schema
     handle_from: bytes = b""
     handle_to: bytes = b""
+    ranges: Mapping[str, ColumnRange] = field(default_factory=dict)
 
     def blocks(self, objects: Iterable[ObjectInfo]) -> Blocks:
         """Yield the changes of objects of one kind and side, in order; no block is empty.
@@ -105,6 +110,7 @@ class BlockReader:
         commits = column_bounds(footer, COMMIT_TS)
         anything = ColumnBounds(b"", self.handle_from)  # overlaps every range that is asked for
         handles = column_bounds(footer, HANDLE, missing=anything)
+        possible = groups_with(footer, self.ranges)
         return [
             group
             for group, (commit, handle) in enumerate(zip(commits, handles, strict=True))
@@ -113,6 +119,7 @@ class BlockReader:
             and commit.low <= self.to_ts
             and commit.high > self.from_ts
             and self._handles_meet(handle.low, handle.high)
+            and group in possible
         ]
 
     def _columns(self, *, handles: bool) -> list[str]:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from penstock.eventstore.manifest import ObjectInfo
 from penstock.eventstore.objects.deletion_vectors import Deletions, Offsets, live_mask, union
 from penstock.eventstore.objects.object_file import ColumnBounds, column_bounds, open_object
+from penstock.eventstore.read.pruning import WantedRows, groups_with
 from penstock.eventstore.read.streams import ReadAhead
 from penstock.eventstore.schema_version import Projection
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
@@ -51,6 +52,21 @@ class ObjectScanTask:
     def handles(self) -> ColumnBounds:
         """The bounds of the handles."""
         return ColumnBounds(self.info.key_min, self.info.key_max)
+
+    def possible_groups(
+        self, footer: pq.FileMetaData, handles: "HandleRange", wanted: WantedRows | None
+    ) -> list[int]:
+        """Return those of its row groups that may have rows with some handles that are wanted."""
+        possible = set(range(footer.num_row_groups))
+        if wanted is not None:
+            possible = groups_with(footer, wanted.in_version(self.table, "data"))
+        bounds = column_bounds(footer, HANDLE, missing=self.handles)
+        return [
+            group
+            for group in range(footer.num_row_groups)[self.first : self.end]
+            if group in possible
+            if (keys := bounds[group]) is not None and handles.meets(keys)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +101,7 @@ class ObjectScan:
     batch_rows: int
     handles: HandleRange = HandleRange()
     changed_handles: pa.Array = field(default_factory=lambda: NO_HANDLES)
+    wanted: WantedRows | None = None  # rows that are not wanted may be left out, and need not
 
     def batches(self, tasks: Sequence[ObjectScanTask]) -> Generator[pa.RecordBatch, None, None]:
         """Yield the rows, in parts of row groups; the next part is read meanwhile. No batch is empty.
@@ -119,12 +136,13 @@ class ObjectScan:
         handles = column_bounds(footer, HANDLE, missing=task.handles)
         sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
         starts = [0, *accumulate(sizes)]
+        possible = task.possible_groups(footer, self.handles, self.wanted)
         chosen = [
             (commit, GroupHandles(number, starts[number], sizes[number], keys))
             for number, (commit, keys) in enumerate(zip(commits, handles, strict=True))
-            if number in range(len(sizes))[task.first : task.end]
+            if number in possible
             if commit is not None and commit.low <= self.ts
-            if keys is not None and self.handles.meets(keys)
+            if keys is not None
         ]
         if len(self.changed_handles):
             overwritten = overwritten_offsets(file, [keys for _, keys in chosen], self.changed_handles)

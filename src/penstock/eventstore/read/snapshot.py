@@ -35,6 +35,7 @@ from penstock.eventstore.read.partition import (
     TableView,
     reading_history,
 )
+from penstock.eventstore.read.pruning import WantedRows
 from penstock.eventstore.schema_version import Projection, schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, UPDATE
 from penstock.object_storage import ObjectStorage
@@ -70,6 +71,7 @@ class SnapshotPartition:
     tasks: tuple[ObjectScanTask, ...] = ()
     tombstones: tuple[ObjectInfo, ...] = field(default=(), repr=False)
     adds_unflushed: bool = False  # whether the rows that changed above `flushed_ts` are part of this
+    wanted: WantedRows | None = None  # rows that are not wanted may be left out, and need not
 
     @property
     def rows(self) -> int:
@@ -100,6 +102,7 @@ class SnapshotPartition:
                 batch_rows=self.batch_rows,
                 handles=self.handles,
                 changed_handles=NO_HANDLES if newer is None else newer.changed_handles,
+                wanted=self.wanted,
             )
             yield from scan.batches(self.tasks)
             if newer is not None and self.adds_unflushed:
@@ -175,15 +178,17 @@ def plan_snapshot(
     batch_rows: int = BATCH_ROWS,
     partition_bytes: int = PARTITION_BYTES,
     partitions: int | None = None,
+    wanted: WantedRows | None = None,
 ) -> list[SnapshotPartition]:
     """Divide the snapshot into parts that are read independently, of about `partition_bytes` of objects each.
 
-    With `partitions` it aims at that many parts instead. Raises as `read_snapshot` does.
+    With `partitions` it aims at that many parts instead. Objects and row groups without `wanted` rows are
+    left out where that is known. Raises as `read_snapshot` does.
     """
     if partition_bytes < 1 or (partitions is not None and partitions < 1):
         raise Invalid("partition_bytes and partitions must be at least 1")
-    wanted = HandleRange(low=handle_from, high=handle_to)
-    whole = _plan_whole(table, ts, columns, wanted, batch_rows)
+    handles = HandleRange(low=handle_from, high=handle_to)
+    whole = [replace(part, wanted=wanted) for part in _plan_whole(table, ts, columns, handles, batch_rows)]
     if partitions is not None:
         partition_bytes = max(1, -(-sum(map(_bytes, whole)) // partitions))
     return list(chain.from_iterable(_divide(part, partition_bytes) for part in whole))
@@ -277,7 +282,7 @@ def _divide(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     packs: list[list[ObjectScanTask]] = []
     packed = limit
     for whole_task in sorted(whole.tasks, key=lambda task: (task.info.key_min, task.info.id)):
-        for task in _cut(storage, whole.partition.table_id, whole_task, limit):
+        for task in _cut(storage, whole, whole_task, limit):
             if packed + task.size_bytes - limit >= limit - packed:  # closer to the limit without this task
                 packs.append([])
                 packed = 0
@@ -298,16 +303,25 @@ def _divide(whole: SnapshotPartition, limit: int) -> list[SnapshotPartition]:
     return parts + on_top
 
 
-def _cut(storage: ObjectStorage, table_id: int, task: ObjectScanTask, limit: int) -> list[ObjectScanTask]:
-    """Cut a task by its row groups, when it is too large by more than a part of its own would be worth."""
+def _cut(
+    storage: ObjectStorage, whole: SnapshotPartition, task: ObjectScanTask, limit: int
+) -> list[ObjectScanTask]:
+    """Cut a task by its row groups, when it is too large by more than a part of its own would be worth.
+
+    Pieces have no row groups without wanted rows at their begin, and none is of such row groups alone.
+    """
     if task.size_bytes <= limit + limit // 4:
         return [task]
-    with open_object(storage, table_id, task.info) as file:
+    with open_object(storage, whole.partition.table_id, task.info) as file:
+        possible = set(task.possible_groups(file.metadata, whole.handles, whole.wanted))
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     rows_max = max(1, task.rows * limit // task.size_bytes)
     made: list[ObjectScanTask] = []
     first = rows = 0
     for number, size in enumerate(sizes):
+        if not rows and number not in possible:
+            first = number + 1
+            continue
         rows += size
         if rows + (sizes[number + 1] if number + 1 < len(sizes) else rows_max) > rows_max:
             nbytes = -(-task.size_bytes * rows // task.rows)

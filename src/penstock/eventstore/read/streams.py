@@ -17,6 +17,7 @@ from penstock.eventstore.manifest import ObjectInfo, ObjectKind
 from penstock.eventstore.paths import Side
 from penstock.eventstore.read.blocks import Block, BlockReader, Blocks, count_below
 from penstock.eventstore.read.partition import PartitionState, RangeReader, ReadRange
+from penstock.eventstore.read.pruning import WantedRows
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, OLD, PARTITION, START_TS, side_schema, stored_side_schema
 
@@ -157,12 +158,14 @@ def open_streams(
     schema: SchemaVersion | None = None,
     with_partition: bool = False,
     backfills: bool = False,
+    wanted_rows: WantedRows | None = None,
 ) -> list[ChangeStream]:
     """Open the streams of a partition in (from_ts, to_ts], which has one schema version (`schema`, if known).
 
     Their batches have exactly `columns` (None: every column of the side), and with `with_partition` the
     state's id in PARTITION; `_old` has `old_columns`, or one column if that names none. With `backfills` they
-    include updates that are no change for readers. Streams without rows are left out. Raises Invalid when the
+    include updates that are no change for readers. Rows that are not among `wanted_rows` may be left out.
+    Streams without rows are left out. Raises Invalid when the
     schema changes within the range or has no such column, Unavailable when nobody has the newest rows. The
     range must have passed `check_range`.
     """
@@ -176,6 +179,7 @@ def open_streams(
         shown=shown,
         handle_from=handle_from,
         handle_to=handle_to,
+        ranges={} if wanted_rows is None else wanted_rows.in_version(version.table, side),
     )
     found = state.change_objects(side, from_ts, min(to_ts, state.flushed_ts), backfills=backfills)
     kinds: tuple[ObjectKind, ...] = ("appendable", "direct", "backfill")
