@@ -597,6 +597,11 @@ JOBS_CUT_OFF_TOTAL = Counter(
     "Slow consumers that needed more disk than allowed and catch up in their own iteration.",
 )
 JOBS_SPOOL_BYTES = Gauge("penstock_jobs_spool_bytes", "Bytes of changes on disk for slow consumers.")
+JOBS_HELD_BYTES = Gauge(
+    "penstock_jobs_held_bytes",
+    "Bytes of history that an account's jobs hold back, for accounts with bytes_held_max.",
+    ["account"],
+)
 JOBS_ABANDONED_CONSUMERS = Gauge(
     "penstock_jobs_abandoned_consumers", "Consumers that were canceled and have not stopped."
 )

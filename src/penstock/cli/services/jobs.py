@@ -14,6 +14,7 @@ from penstock.jobs.iteration.iteration_run import IterationRunner
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.jobs.log.job_log import RUNNER_LEASE, JobLog
 from penstock.jobs.log.log_feed import LogFeed
+from penstock.jobs.runner.held_bytes import release_over_quota
 from penstock.jobs.runner.lease_term import seal_options
 from penstock.jobs.runner.runner import JobRunner, watch_abandoned
 from penstock.jobs.runner.seams import OnEnd
@@ -64,6 +65,7 @@ async def _run(settings: Settings, session: SupervisedSession, metrics: dict[str
                     verify_on_schedule(log, source, settings),
                     seal_options(log),
                     watch_abandoned(abandoned, settings.jobs.abandoned_max),
+                    release_over_quota(source, settings),
                 ],
             )
             _, jobs = await asyncio.to_thread(log.read_all)

@@ -26,6 +26,8 @@ class JobBoard:
 
         `retry_delay_s` returns how long a job waits after so many failures in a row.
         """
+        self.released: frozenset[JobKey] = frozenset()
+        """Jobs for which no history is held: their accounts hold back more than they may."""
         self._interval_s = interval_s
         self._retry_delay_s = retry_delay_s
         self._jobs: dict[JobKey, TrackedJob] = {}
@@ -275,5 +277,5 @@ class JobBoard:
 
     def list_needed_ts(self) -> dict[int, int]:
         """Return for each table the timestamp after which its history is still needed."""
-        found = ((table_id, table.needed_ts()) for table_id, table in self._tables.items())
+        found = ((table_id, table.needed_ts(self.released)) for table_id, table in self._tables.items())
         return {table_id: needed_ts for table_id, needed_ts in found if needed_ts is not None}

@@ -381,15 +381,15 @@ class TableJobs:
             waiting.setdefault(group, now)
         return selection
 
-    def needed_ts(self) -> int | None:
+    def needed_ts(self, released: Collection[JobKey] = ()) -> int | None:
         """Return the timestamp after which the table's history is still needed; None if it is not.
 
         The watermarks in the log decide, because a restart has only these. A first iteration needs the
-        history after its end. Jobs whose table is gone need none.
+        history after its end. Jobs whose table is gone need none, and `released` ones get none.
         """
         needed = []
         for tracked in self:
-            if tracked.job.status.error_code == ErrorCode.TABLE_GONE:
+            if tracked.job.status.error_code == ErrorCode.TABLE_GONE or tracked.job.key in released:
                 continue
             if tracked.job.watermark:
                 needed.append(tracked.job.watermark)

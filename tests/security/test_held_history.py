@@ -1,0 +1,85 @@
+"""An account whose targets take nothing holds back so much history as it may, and no more."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from penstock.eventstore.history_holds import HistoryHolds
+from penstock.follow.follower import JOBS_HOLDER
+from penstock.jobs.job import JobKey
+from penstock.jobs.runner.held_bytes import HeldHistory, choose_released, release_over_quota
+from penstock.settings import ApiSettings
+from support.apiworld import TOKENS
+from support.jobdoubles import Copy
+from support.jobworld import JobWorld, job_world
+
+COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
+
+
+def key(number: int) -> JobKey:
+    return JobKey(1, number, "job", 1)
+
+
+def history(account: str, nbytes: int | None, *numbers: int) -> HeldHistory:
+    return HeldHistory(account, nbytes, frozenset(map(key, numbers)))
+
+
+@pytest.mark.parametrize(
+    ("held", "released"),
+    [
+        ([history("ann", 60, 1), history("ann", 40, 2)], ()),
+        ([history("ann", 60, 1), history("ann", 41, 2)], (1,)),
+        ([history("ann", 300, 1, 2), history("ann", 200, 3), history("ann", 100, 4)], (1, 2, 3)),
+        ([history("ann", 101, 1), history("bob", 1000, 2)], (1,)),
+        ([history("bob", 1001, 2)], (2,)),
+        ([history("ann", None, 1), history("ann", 1, 2)], (1,)),
+        ([], ()),
+    ],
+)
+def test_those_who_hold_most_of_an_account_are_released_first(
+    held: list[HeldHistory], released: tuple[int, ...]
+) -> None:
+    assert choose_released(held, {"ann": 100, "bob": 1000}) == frozenset(map(key, released))
+
+
+async def test_history_of_an_account_above_its_limit_is_not_held_and_its_job_goes_on(tmp_path: Path) -> None:
+    copies = {name: Copy() for name in ("ann", "bob")}
+    answers = threading.Event()
+    accounts = {
+        "ann": {"token": TOKENS["ann"], "bytes_held_max": 1},
+        "bob": {"token": TOKENS["bob"]},
+    }
+
+    def fault(stage: str) -> None:
+        if stage == "commit" and all(copy.ts for copy in copies.values()):
+            answers.wait(300)
+
+    def holds(world: JobWorld, table_id: int) -> list[int]:
+        assert world.capture is not None
+        held = HistoryHolds(world.capture.store._storage)
+        return [hold.ts for hold in held.list_holds(table_id) if JOBS_HOLDER in hold.path]
+
+    async with job_world(tmp_path) as world:
+        settings = world.settings.model_copy(update={"api": ApiSettings(accounts=accounts)})
+        tables = {}
+        for account in copies:
+            await world.do(world.db.create_account, account)
+            await world.do(lambda name=account: world.db.create_database(f"of_{name}", account=name))
+            tables[account] = await world.create(f"of_{account}.items", COLUMNS)
+            await world.insert(f"of_{account}.items", {"id": 0, "name": "first"})
+            await world.register(f"of_{account}.items/copy", consumer=account)
+        quota = release_over_quota(world.source, settings, lag_s=0, every_s=0.1)
+        async with world.running(find=lambda name: copies[name].consumer(fault), side_tasks=[quota]):
+            await world.until(lambda: all(copy.ts for copy in copies.values()), "no first sync")
+            for account in copies:
+                await world.until(lambda id_=tables[account]: bool(holds(world, id_)), "nothing is held")
+                rows = [{"id": number, "name": "x" * 60} for number in range(1, 200)]
+                await world.insert(f"of_{account}.items", *rows)
+            await world.until(lambda: not holds(world, tables["ann"]), "ann holds back what she likes")
+            assert (REGISTRY.get_sample_value("penstock_jobs_held_bytes", {"account": "ann"}) or 0) > 1
+            await world.until(lambda: bool(holds(world, tables["bob"])), "bob is within his limit")
+            answers.set()
+            await world.until(lambda: all(len(copy.rows) == 200 for copy in copies.values()), "rows are lost")
+            await world.until(lambda: bool(holds(world, tables["ann"])), "ann is within her limit again")
