@@ -30,7 +30,7 @@ soak: setup # campaigns in their whole length: properties, simulations, processe
 	@PENSTOCK_SOAK=$(SOAK) $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --timeout 3600 \
 		tests/properties tests/simulation tests/integration/changefeeds/endtoend \
 		tests/integration/eventstore/test_killed_at_any_moment.py tests/integration/tidb_history \
-		tests/integration/jobs/test_killed_runners.py tests/integration/jobs/test_killed_first_syncs.py \
+		tests/integration/spark/test_elastic_cluster.py tests/integration/jobs/test_killed_runners.py tests/integration/jobs/test_killed_first_syncs.py \
 		tests/security/test_hostile_files.py tests/security/test_hostile_hour.py \
 		tests/security/test_one_account_stops_nobody.py
 

@@ -22,17 +22,29 @@ class Gate:
     """Closed until `open` is called, for good. Its folder is all that processes share; can be pickled."""
 
     folder: Path
+    first_only: bool = False
+    """Whether everybody but the first passes: the first try of a task is slow, and others are not."""
 
     def wait(self) -> None:
         """Wait until it is open; raise TimeoutError when that takes minutes."""
+        if self.first_only and not self._is_first():
+            return
         mark = self.folder / str(os.getpid())
         mark.touch()
         deadline = SYSTEM.monotonic() + _WAIT_S
         while not (self.folder / _OPEN).exists():
             if SYSTEM.monotonic() > deadline:
+                mark.unlink()
                 raise TimeoutError("nobody opens the gate")
             SYSTEM.pause(_LOOK_S)
         mark.unlink()
+
+    def _is_first(self) -> bool:
+        try:
+            (self.folder / "first").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def waiting(self) -> list[int]:
         """Ids of the processes that came and did not get through, be it because they were killed."""

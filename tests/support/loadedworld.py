@@ -36,8 +36,11 @@ def until(holds: Callable[[], bool], what: str) -> None:
 class LoadedWorld:
     """A table of two regions that executors loaded, and the capture that goes on from there."""
 
-    def __init__(self, spark: "SparkSession", folder: Path, pd_addr: str) -> None:
+    def __init__(
+        self, spark: "SparkSession", folder: Path, pd_addr: str, *, events: StorageRef | None = None
+    ) -> None:
         self.folder = folder
+        self.events = events or StorageRef(f"file://{folder}/events")
         self.pd_addr = pd_addr
         self.settings = self.settings_of("capture-1", flush_interval_s=0.3)
         self.cluster = ClusterRef.of(self.settings)
@@ -55,7 +58,8 @@ class LoadedWorld:
         given = {
             "id": capture,
             "data": str(self.folder / capture),
-            "storage": f"file://{self.folder}/events",
+            "storage": self.events.url,
+            "storage_options": dict(self.events.options),
             "tables": [NAME],
             "flight_addr": "127.0.0.1:0",
             "lease_ttl_s": 3,
@@ -110,7 +114,7 @@ class LoadedWorld:
 
     def list_stored(self, table_id: int) -> list[str]:
         """Return every object that storage has of a table."""
-        storage, root = StorageRef(self.settings.capture.storage).open(), paths.table_root(table_id)
+        storage, root = self.events.open(), paths.table_root(table_id)
         sides = [paths.object_folder(root, side) for side in ("data", "tombstone")]
         return [name for folder in sides for name in storage.names(folder)]
 

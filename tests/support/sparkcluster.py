@@ -33,7 +33,8 @@ _CONF = {
     "spark.locality.wait": "100ms",
     "spark.shuffle.io.retryWait": "100ms",
 }
-_LOOPBACK = ("--host", "127.0.0.1", "--webui-port", "0")
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+_DECOMMISSION = signal.Signals.SIGPWR  # what Spark's own script sends a worker
 # Ends what it started when its standard input is closed, also because the test process was killed.
 _WATCHED = '"$@" & child=$!; cat > /dev/null; kill "$child" 2> /dev/null; wait "$child"'
 _HIDING = """#!/bin/sh
@@ -52,28 +53,30 @@ class SparkCluster:
         workers: int = 2,
         executor_memory: str = "512m",
         auth: str | None = None,
+        conf: Mapping[str, str] | None = None,
+        hosts: int = 1,
         clock: Clock = SYSTEM,
     ) -> None:
+        """Workers are on as many hosts of loopback as `hosts` says; `conf` is for daemons and sessions."""
         self.url = ""
         self._auth = auth
+        self._conf = dict(conf or {})
+        self._hosts = hosts
         self.python = folder / "python"
         self._folder = folder
         self._workers = workers
         self._executor_memory = executor_memory
         self._clock = clock
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._names: list[str] = []
 
     def __enter__(self) -> Self:
         self._write_python()
         self._write_defaults()
         try:
-            self._launch("master", "--port", "0")
+            self._launch("master", 1, "--port", "0")
             self.url = f"spark://127.0.0.1:{self._wait_started('master', _MASTER_PORT)['port']}"
-            names = [f"worker-{number}" for number in range(1, self._workers + 1)]
-            for name in names:
-                room = ("--cores", "1", "--memory", self._executor_memory)
-                self._launch(name, *room, "--work-dir", str(self._folder / name), self.url)
-            for name in names:
+            for name in [self._launch_worker(number) for number in range(1, self._workers + 1)]:
                 self._wait_started(name, _REGISTERED)
         except BaseException:
             self._stop()
@@ -90,7 +93,7 @@ class SparkCluster:
             driver_memory="1g",
             executor_memory=self._executor_memory,
             python=str(self.python),
-            conf=SMALL | _CONF,
+            conf=SMALL | _CONF | self._conf,
         )
         return (base or Settings()).model_copy(update={"spark": spark})
 
@@ -102,6 +105,26 @@ class SparkCluster:
         """Ids of the Java processes of running executors."""
         return [pid for pid in self.processes() if _EXECUTOR in _command(pid)]
 
+    def add_worker(self) -> str:
+        """Start one more worker, on the first host; return its name when it is there."""
+        self._workers += 1
+        name = self._launch_worker(self._workers, host=1)
+        self._wait_started(name, _REGISTERED)
+        return name
+
+    def executors_of(self, worker: str) -> list[int]:
+        """Ids of the Java processes of a worker's executors; workers are `worker-1` and so on."""
+        process = self._processes[self._names.index(worker)]
+        return [pid for pid in _descendants([process.pid]) if _EXECUTOR in _command(pid)]
+
+    def decommission(self, worker: str) -> None:
+        """Tell a worker that its machine will go: it takes no new work. Needs spark.decommission.enabled."""
+        process = self._processes[self._names.index(worker)]
+        for pid in _descendants([process.pid]):
+            words = _command(pid).split()
+            if _WORKER in words and words[0].endswith("java"):  # not the shell that watches over it
+                os.kill(pid, _DECOMMISSION)
+
     def kill_executor(self, of: int | None = None) -> int:
         """Kill an executor without notice, that of a Python worker or any; return its process id.
 
@@ -112,13 +135,21 @@ class SparkCluster:
         os.kill(victim, signal.SIGKILL)
         return victim
 
-    def _launch(self, name: str, *arguments: str) -> None:
+    def _launch_worker(self, number: int, *, host: int = 0) -> str:
+        name = f"worker-{number}"
+        room = ("--cores", "1", "--memory", self._executor_memory)
+        place = host or 1 + (number - 1) % self._hosts
+        self._launch(name, place, *room, "--work-dir", str(self._folder / name), self.url)
+        return name
+
+    def _launch(self, name: str, host: int, *arguments: str) -> None:
+        where = ("--host", f"127.0.0.{host}", "--webui-port", "0")
         role = name.partition("-")[0]
         main = f"org.apache.spark.deploy.{role}.{role.capitalize()}"
         script = Path(quick_home()) / "bin" / "spark-class"
         with self._log(name).open("wb") as out:
             process = subprocess.Popen(  # noqa: S603 - Spark's own script
-                ["/bin/sh", "-c", _WATCHED, name, str(script), main, *_LOOPBACK, *arguments],
+                ["/bin/sh", "-c", _WATCHED, name, str(script), main, *where, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -126,6 +157,7 @@ class SparkCluster:
                 cwd=self._folder,
             )
         self._processes.append(process)
+        self._names.append(name)
 
     def _wait_started(self, name: str, ready: re.Pattern[str]) -> re.Match[str]:
         """Wait for the line of its log that says so."""
@@ -167,7 +199,9 @@ class SparkCluster:
         folder = self._folder / "conf"
         folder.mkdir(exist_ok=True)
         keys = ("spark.authenticate true", "spark.network.crypto.enabled true")
-        lines = (*keys, f"spark.authenticate.secret {self._auth}") if self._auth else ()
+        lines = [f"{key} {value}" for key, value in self._conf.items()]
+        if self._auth:
+            lines += [*keys, f"spark.authenticate.secret {self._auth}"]
         (folder / "spark-defaults.conf").write_text("".join(f"{line}\n" for line in lines))
 
     def _stop(self) -> None:
@@ -183,6 +217,7 @@ class SparkCluster:
         for process in self._processes:
             process.wait(timeout=_STOP_TIMEOUT_S)
         self._processes.clear()
+        self._names.clear()
 
     def _wait(self, condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
         deadline = self._clock.monotonic() + seconds

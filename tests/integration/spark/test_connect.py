@@ -32,7 +32,12 @@ def test_tables_changes_and_streams_are_read_through_spark_connect(tmp_path: Pat
         }
         done = subprocess.run(
             [sys.executable, str(CLIENT), json.dumps(asked)],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "SPARK_TESTING": "0",  # Spark's way to a free port: another server may have the usual one
+            },
             cwd=tmp_path,
             capture_output=True,
             text=True,
