@@ -3,6 +3,7 @@
     ${NAME}             the environment variable NAME of that process
     ${NAME:-default}    the default when NAME is not set
     ${file:/run/token}  the content of a file, without the end of its last line
+    ${vault:kv/db#user} a field of a secret of a Vault server
     $${                 the characters ${ themselves
 
 `PROVIDERS`, and the entry points of installed packages in `GROUP`, are what may stand before the colon: a
@@ -14,6 +15,7 @@ what is the operator's.
 import os
 import re
 import stat
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -38,6 +40,8 @@ _REFERENCE = re.compile(
     r"|(?P<provider>[a-z]+):(?P<place>[^}-][^}]*))\}"
 )
 _MASKED_CHARS_MIN = 6  # a shorter value is no secret, and masking it would hit parts of words
+_GIVEN_MAX = 4
+_GIVEN: dict[str, deque[str]] = {}  # the last values of references to providers, which may be replaced
 _FILE_BYTES_MAX = 1 << 20  # a secret is small; a log or a device would fill the memory
 
 
@@ -66,11 +70,15 @@ def has_reference(text: str) -> bool:
 def mask_resolved(message: str, texts: Mapping[str, str]) -> str:
     """Return a message with *** in place of the secrets that the references in `texts` lead to.
 
-    A target may repeat what it was given. A secret that cannot be resolved was given to nobody.
+    A target may repeat what it was given, also after the secret was replaced: the last values of a provider
+    are remembered. A secret that cannot be resolved was given to nobody.
     """
     for found in (found for text in texts.values() for found in _REFERENCE.finditer(text)):
-        with suppress(UnresolvedReference, Invalid):
-            secret = _resolve(found)
+        secrets = list(_GIVEN.get(found.group(), ()))
+        if not secrets:
+            with suppress(UnresolvedReference, Invalid):
+                secrets = [_resolve(found)]
+        for secret in secrets:
             if len(secret) >= _MASKED_CHARS_MIN:
                 message = message.replace(secret, "***")
     return message
@@ -89,7 +97,7 @@ def _resolve(found: re.Match[str]) -> str:
         return _read_variable(found["name"], found["default"])
     if provider in PROVIDERS:
         return PROVIDERS[provider](found["place"])
-    offered = {point.name: point for point in entry_points(group=GROUP)}
+    offered = {**_OURS, **{point.name: point for point in entry_points(group=GROUP)}}
     if provider not in offered:
         known = ", ".join(f"${{{name}:...}}" for name in sorted({*PROVIDERS, *offered}))
         raise Invalid(
@@ -103,6 +111,9 @@ def _ask_provider(point: EntryPoint, reference: str, place: str) -> str:
     try:
         secret = point.load()(place)
         if isinstance(secret, str):
+            given = _GIVEN.setdefault(reference, deque(maxlen=_GIVEN_MAX))
+            if secret not in given:
+                given.append(secret)
             return secret
         why = f"it returned a {type(secret).__name__}, not a text"
     except UnresolvedReference:
@@ -145,6 +156,8 @@ def _read_file(place: str) -> str:
 
 GROUP = "penstock.secrets"
 """The group of entry points in which packages offer providers by name, such as one for a vault."""
+_OURS = {"vault": EntryPoint("vault", "penstock.secret_vault:read_vault", GROUP)}
+"""Providers of our own that a package may replace, loaded when a reference names them."""
 PROVIDERS: dict[str, Callable[[str], str]] = {"file": _read_file}
 """By name, what returns the secret at a place. It raises UnresolvedReference, without a value, when there is
 none."""
