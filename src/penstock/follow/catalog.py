@@ -6,12 +6,13 @@ that no capture has.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.clock import SYSTEM, Clock
-from penstock.errors import Unavailable
+from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.read.find import find_histories
 from penstock.eventstore.read.partition import (
     CaptureCatalog,
@@ -25,11 +26,12 @@ from penstock.follow.captures import CaptureReader, OwnedRows
 from penstock.object_storage import StorageRef
 from penstock.tables.table_patterns import TablePatterns
 
-__all__ = ["TableCatalog", "TableCut", "TableHistory"]
+__all__ = ["QuietTable", "TableCatalog", "TableCut", "TableHistory"]
 
 _log = logging.getLogger(__name__)
 
 _OBJECTS_S = 10.0  # for which the progress of a table that no capture has is taken for true
+_STALLED_S = 10.0  # after which a capture whose table does not get on may have lost it
 _MISSED_S = 30.0  # after which a warning names the tables that hold the others back
 
 
@@ -273,6 +275,51 @@ class TableCatalog:
                 "tables wait for one that no capture has; start a capture whose capture.tables name it",
                 extra={"table": table},
             )
+
+
+class QuietTable:
+    """Says with one call of each capture whether a table that was quiet may have changed. For one thread.
+
+    `owners` are the captures of its physical tables. Nothing has changed between the reader's offset and
+    `quiet_ts`, when the reader looked.
+    """
+
+    def __init__(
+        self, name: str, owners: Mapping[int, CaptureReader], quiet_ts: int, *, clock: Clock = SYSTEM
+    ) -> None:
+        self._pattern = re.sub(r"([*?[])", r"[\1]", name)  # its name, whatever signs that has
+        self._owners = owners
+        self._quiet_ts = quiet_ts
+        self._clock = clock
+        self._newest_ts = 0
+        self._moved_at = clock.monotonic()
+
+    def read_newest_ts(self) -> int:
+        """Return up to when the table can be read without a change or DDL; 0 when the reader must look.
+
+        It must look as well when a capture does not get on: somebody else may own the table by now.
+        """
+        newest_ts = self._ask()
+        now = self._clock.monotonic()
+        if newest_ts > self._newest_ts:
+            self._newest_ts, self._moved_at = newest_ts, now
+        return newest_ts if now < self._moved_at + _STALLED_S else 0
+
+    def _ask(self) -> int:
+        reached: list[int] = []
+        for reader in set(self._owners.values()):
+            try:
+                answer = reader.catalog([self._pattern], self._quiet_ts)
+            except (Invalid, Unavailable):  # gone, or of a release that cannot answer
+                return 0
+            mine = {table_id for table_id, owner in self._owners.items() if owner is reader}
+            found = [table for table in answer.progress if table.table_id in mine]
+            if answer.histories or len(found) < len(mine):
+                return 0
+            if any(table.ended_ts or table.changed_ts > self._quiet_ts for table in found):
+                return 0
+            reached += [table.readable_ts for table in found]
+        return min(reached, default=0)
 
 
 def _merge(known: PhysicalHistory | None, found: PhysicalHistory) -> PhysicalHistory:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.changes.limits import ReadLimit as ChangeLimit
     from penstock.eventstore.read.partition import PartitionState, TableView
     from penstock.eventstore.schema_version import SchemaVersion
+    from penstock.follow.catalog import QuietTable
     from penstock.follow.holds import StreamHold
     from penstock.object_storage import StorageRef
     from penstock.spark.change_rows import ChangeRows, DeclaredSchema
@@ -208,6 +209,10 @@ class ChangeStreamReader(MicroBatchReader):
     ) -> None:
         super().__init__(options, schema, parallelism=parallelism)
         self._declared = declared
+        self._watch: _Watch | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_watch": None, "_hold": None}  # connections stay where they are
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of a part, on an executor."""
@@ -220,7 +225,26 @@ class ChangeStreamReader(MicroBatchReader):
             yield from as_declared(read_feed(partition.part, partition.rows), self._schema)
 
     def _find_next(self, begin: Offset, limit: "ChangeLimit") -> Offset:
-        return self._with_table(lambda view: self._next(view, begin, limit))
+        if self._watch is not None and self._is_quiet(self._watch, begin):
+            return begin
+        self._watch = None
+        return self._with_table(lambda view: self._look(view, begin, limit))
+
+    def _is_quiet(self, watch: "_Watch", begin: Offset) -> bool:
+        """Return whether nothing has changed since the last look: its captures know that."""
+        newest_ts = watch.table.read_newest_ts() if watch.begin == begin else 0
+        if not newest_ts or physical_ms(newest_ts) - physical_ms(begin.ts) >= IDLE_MS:
+            return False
+        self._newest_ts = newest_ts
+        self._hold_view(watch.view, begin.ts)
+        return True
+
+    def _look(self, view: "TableView", begin: Offset, limit: "ChangeLimit") -> Offset:
+        """Return the end of the next batch; when there is none, watch the table until something moves."""
+        end = self._next(view, begin, limit)
+        if end == begin and not begin.in_snapshot:
+            self._watch = _Watch.of(view, begin, max(begin.ts, self._newest_ts))
+        return end
 
     def _plan_batch(self, begin: Offset, stop: Offset) -> list[InputPartition]:
         return self._with_table(lambda view: self._plan(view, begin, stop), at_ts=stop.ts)
@@ -427,6 +451,29 @@ def open_stream(open_read: "Callable[[], TableRead]", schema: "StructType") -> D
         return STREAM_READER(read.options, schema, read.declare(), parallelism=read.parallelism)
     except PenstockError as error:
         return RefusedStreamReader(error)
+
+
+class _Watch(NamedTuple):
+    """A table without changes after an offset, and whom to ask about it."""
+
+    table: "QuietTable"
+    view: "TableView"
+    begin: Offset
+
+    @classmethod
+    def of(cls, view: "TableView", begin: Offset, quiet_ts: int) -> "_Watch | None":
+        """Return None when a physical table has no capture: only its objects say whether it has changed."""
+        from penstock.eventstore.read.flight_client import FlightReader
+        from penstock.follow.catalog import QuietTable
+
+        owners = {
+            partition.table_id: partition.rows
+            for partition in view.partitions
+            if isinstance(partition.rows, FlightReader)
+        }
+        if len(owners) < len(view.partitions):
+            return None
+        return cls(QuietTable(view.name, owners, quiet_ts), view, begin)
 
 
 class StreamInput(InputPartition):

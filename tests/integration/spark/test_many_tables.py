@@ -1,7 +1,9 @@
 """A stream over many tables on Spark: its rows, its batches by table, and what people get wrong."""
 
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,25 @@ def options(world: ServedDatabase | ServedWorld, **more: Any) -> dict[str, str]:
     return {name: value for name, value in given.items() if name != "table"}
 
 
+def planners() -> int:
+    """Processes below this one that plan streams."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            parents[int(path.name)] = int(fields[1]), (path / "cmdline").read_bytes()
+
+    def is_below(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid][0]
+        return pid == os.getpid()
+
+    return sum(
+        b"python_streaming_source_runner" in command and is_below(pid)
+        for pid, (_, command) in parents.items()
+    )
+
+
 class Batches:
     """The batches of a query that runs until a test ends it, by table."""
 
@@ -81,6 +102,7 @@ def test_batches_hold_whole_transactions_end_at_ddls_and_split_into_typed_frames
     batches = Batches(spark, world, tmp_path / "checkpoint")
     try:
         batches.wait_for(1)
+        assert planners() == 1, "one process plans all tables"
         one, two = world.tables["shop.one"], world.tables["shop.two"]
         world.commit((one, [], [row(1, "a2")]), (two, [], [row(5, "b5")]))
         world.add_column(one, "extra", "decimal(5,2)")

@@ -1,0 +1,152 @@
+"""What a stream costs while nothing happens, counted in calls of the capture and of storage.
+
+The readers are planned as Spark plans them, without a session.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from penstock.eventstore.capture.flight_service import FlightService
+from penstock.eventstore.read.flight_client import FlightReader
+from penstock.follow.catalog import QuietTable
+from penstock.object_storage import LocalStorage, ObjectStorage
+from penstock.spark.many_tables import ManyTablesRead
+from penstock.spark.options import parse_options
+from penstock.spark.stream import STREAM_READER, MicroBatchReader
+from penstock.testing.clock import ManualClock
+from support.itemtables import item
+from support.servedworld import ServedDatabase
+from support.spark import latest_offset
+
+READS = ("read", "exists", "size", "open", "read_range", "names", "find", "folders", "list_objects")
+TRIGGERS = 5
+
+
+class CountingService(FlightService):
+    """Notes every call."""
+
+    def __init__(self, world: ServedDatabase, calls: Counter[str]) -> None:
+        super().__init__("127.0.0.1:0", world.store, world.reader)
+        self._calls = calls
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        self._calls["flight"] += 1
+        return super().do_action(context, action)
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        self._calls["flight"] += 1
+        return super().do_get(context, ticket)
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        self._calls["flight"] += 1
+        return super().get_flight_info(context, descriptor)
+
+
+class Idle:
+    """Two tables, and a capture whose calls are counted with those of storage."""
+
+    def __init__(self, world: ServedDatabase, service: CountingService, calls: Counter[str]) -> None:
+        self.world = world
+        self.calls = calls
+        self.given = {"storage": world.storage.url, "flightAddr": service.addr}
+        self.offset: dict[str, Any] = {"ts": 0}
+
+    def one_table(self) -> MicroBatchReader:
+        options = parse_options({**self.given, "table": "shop.items", "readChangeFeed": "true"})
+        return STREAM_READER(options, StructType(), None, parallelism=1)
+
+    def many_tables(self) -> MicroBatchReader:
+        read = ManyTablesRead(parse_options({**self.given, "tables": "shop.*"}), parallelism=1)
+        return read.stream_reader(read.schema())
+
+    def ask(self, reader: MicroBatchReader) -> bool:
+        """Whether there is another batch."""
+        self.calls.clear()
+        before, self.offset = self.offset, latest_offset(reader, self.offset)
+        return self.offset != before
+
+    def put(self, number: int) -> None:
+        self.world.commit((self.world.tables["shop.items"], [], [item("integer", number, "x")]))
+
+
+@pytest.fixture
+def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idle]:
+    monkeypatch.setattr("penstock.spark.stream._POLL_S", 0.0)
+    calls: Counter[str] = Counter()
+
+    def counted(kind: type, name: str) -> Callable[..., Any]:
+        inner = getattr(kind, name)
+
+        def call(*given: Any, **more: Any) -> Any:
+            calls["storage"] += 1
+            return inner(*given, **more)
+
+        return call
+
+    with ServedDatabase(tmp_path / "world") as world:
+        for name in ("shop.items", "shop.others"):
+            table = world.create_table(name, "integer", 2)
+            world.commit((table, [], [item("integer", number, "x") for number in range(4)]))
+        world.resolve_all()
+        world.flush(world.tables["shop.items"].info.physical_ids[0])
+        for kind in (ObjectStorage, LocalStorage):
+            for name in READS:
+                if name in vars(kind):
+                    monkeypatch.setattr(kind, name, counted(kind, name))
+        service = CountingService(world, calls)
+        try:
+            yield Idle(world, service, calls)
+        finally:
+            service.close()
+
+
+@pytest.mark.parametrize("kind", ["one_table", "many_tables"])
+def test_an_idle_trigger_asks_the_capture_once_and_storage_nothing(idle: Idle, kind: str) -> None:
+    reader: MicroBatchReader = getattr(idle, kind)()
+    assert idle.ask(reader), "the first rows"
+    idle.put(10)
+    idle.world.resolve_all()
+    assert idle.ask(reader), "a change"
+    assert idle.calls["storage"]
+    idle.world.resolve_all()
+    assert not idle.ask(reader)
+    for trigger in range(TRIGGERS):
+        idle.world.resolve_all()
+        if trigger == 2:
+            idle.world.flush(idle.world.tables["shop.items"].info.physical_ids[1])
+        assert not idle.ask(reader)
+        assert idle.calls == {"flight": 1}
+    idle.put(11)
+    idle.world.resolve_all()
+    assert idle.ask(reader), "a change ends the quiet"
+    idle.world.resolve_all()
+    assert not idle.ask(reader)
+    idle.world.add_partition(idle.world.tables["shop.items"])
+    for number in (12, 13, 14):
+        idle.put(number)
+    idle.world.resolve_all()
+    assert idle.ask(reader), "so do changes in a partition that came"
+
+
+def test_a_capture_that_does_not_get_on_is_not_believed_for_long(idle: Idle) -> None:
+    clock = ManualClock(wall_ms=1000)
+    ids = idle.world.tables["shop.items"].info.physical_ids
+    quiet_ts = idle.world.resolve_all()
+    with FlightReader(idle.given["flightAddr"]) as reader:
+        watch = QuietTable("shop.items", dict.fromkeys(ids, reader), quiet_ts, clock=clock)
+        assert watch.read_newest_ts() >= quiet_ts
+        clock.advance(9)
+        assert watch.read_newest_ts()
+        idle.world.resolve_all()
+        assert watch.read_newest_ts()
+        clock.advance(9)
+        assert watch.read_newest_ts(), "it got on"
+        clock.advance(2)
+        assert not watch.read_newest_ts()
+    gone = QuietTable("shop.items", {ids[0]: FlightReader("127.0.0.1:1")}, quiet_ts, clock=clock)
+    assert not gone.read_newest_ts()
