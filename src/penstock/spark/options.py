@@ -137,6 +137,7 @@ def parse_options(
     these, the settings file that the option `config` or the variable PENSTOCK_CONFIG names.
     """
     explicit = {key.lower(): value for key, value in given.items()}
+    _refuse_catalog_table(explicit)
     fallback = {key.lower(): value for key, value in (defaults or {}).items()}
     _refuse_unknown(explicit, fallback)
     options = {**fallback, **explicit}
@@ -164,6 +165,18 @@ def parse_options(
         flight_addr=options.get("flightaddr"),
         flight_tls=_flight_tls(options),
     )
+
+
+def _refuse_catalog_table(options: Mapping[str, str]) -> None:
+    """Raise Invalid for CREATE TABLE, whose options Spark passes a second time with a prefix.
+
+    Spark would create the table, and read it without any of its options.
+    """
+    if any(key.startswith("option.") for key in options):
+        raise Invalid(
+            "Spark forgets the options of tables of Python data sources; write CREATE TEMPORARY VIEW ..."
+            " USING penstock OPTIONS (...), or select from penstock_snapshot"
+        )
 
 
 def check_defaults(defaults: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from penstock.errors import Invalid
 from penstock.spark.errors import hide_worker_traceback
-from penstock.spark.sql import FUNCTION, changes_function
+from penstock.spark.sql import table_functions
 from penstock.spark.tasks import begin_task
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ _PREFIX = "spark.penstock."
 
 
 def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
-    """Register the data source `penstock` and the SQL function `penstock_changes` with a session.
+    """Register the data source `penstock` and its SQL functions with a session.
 
     Options that a read does not give come from the session's spark.penstock.* configuration as it is now,
     then from `settings`, or else from the settings file that PENSTOCK_CONFIG names. Registering again
-    replaces both. Raises Invalid when a key of spark.penstock.* is unknown.
+    replaces them. Raises Invalid when a key of spark.penstock.* is unknown.
     """
     from penstock.spark.options import CONFIG_VARIABLE, check_defaults, for_reads
 
@@ -150,4 +150,5 @@ def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
         parallelism = at_once
 
     spark.dataSource.register(Configured)
-    spark.udtf.register(FUNCTION, changes_function(session_settings, session_defaults))
+    for name, function in table_functions(session_settings, session_defaults).items():
+        spark.udtf.register(name, function)
