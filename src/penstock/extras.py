@@ -17,6 +17,7 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
+    "boto3": Extra("aws", "boto3"),
     "deltalake": Extra("delta", "deltalake"),
     "lance": Extra("lance", "pylance"),
     "opentelemetry": Extra("otel", "opentelemetry-sdk"),

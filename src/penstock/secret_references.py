@@ -4,6 +4,7 @@
     ${NAME:-default}    the default when NAME is not set
     ${file:/run/token}  the content of a file, without the end of its last line
     ${vault:kv/db#user} a field of a secret of a Vault server
+    ${aws:db#user}      a secret of AWS Secrets Manager, or a field of it
     $${                 the characters ${ themselves
 
 `PROVIDERS`, and the entry points of installed packages in `GROUP`, are what may stand before the colon: a
@@ -156,7 +157,10 @@ def _read_file(place: str) -> str:
 
 GROUP = "penstock.secrets"
 """The group of entry points in which packages offer providers by name, such as one for a vault."""
-_OURS = {"vault": EntryPoint("vault", "penstock.secret_vault:read_vault", GROUP)}
+_OURS = {
+    "aws": EntryPoint("aws", "penstock.secret_aws:read_aws", GROUP),
+    "vault": EntryPoint("vault", "penstock.secret_vault:read_vault", GROUP),
+}
 """Providers of our own that a package may replace, loaded when a reference names them."""
 PROVIDERS: dict[str, Callable[[str], str]] = {"file": _read_file}
 """By name, what returns the secret at a place. It raises UnresolvedReference, without a value, when there is

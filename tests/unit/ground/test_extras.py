@@ -16,7 +16,15 @@ from penstock.jobs.consumer import BUILT_IN
 from penstock.settings import TracingSettings
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
-MISSING = ["deltalake", "lance", "opentelemetry.exporter", "opentelemetry.sdk", "psycopg", "pyiceberg"]
+MISSING = [
+    "boto3",
+    "deltalake",
+    "lance",
+    "opentelemetry.exporter",
+    "opentelemetry.sdk",
+    "psycopg",
+    "pyiceberg",
+]
 """What no extra has installed; FastAPI brings OpenTelemetry's API with it."""
 
 WITHOUT = """
