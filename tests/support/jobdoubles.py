@@ -281,3 +281,23 @@ def consumer_of(consume: Callable[[JobContext, DataRetriever], None]) -> type[Co
             consume(self.job, data)
 
     return _Consuming
+
+
+class TaggedSession:
+    """A Spark session that runs nothing, and knows the tags of its jobs."""
+
+    def __init__(self) -> None:
+        self.tags: set[str] = set()
+        self.interrupted: set[str] = set()
+
+    def addTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        self.tags.add(tag)
+
+    def removeTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        self.tags.remove(tag)
+
+    def getTags(self) -> set[str]:  # noqa: N802 - Spark's name
+        return self.tags
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        self.interrupted.add(tag)

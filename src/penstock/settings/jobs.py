@@ -70,7 +70,7 @@ class SparkSettings(Frozen):
     """The Spark session that Penstock builds."""
 
     master: str = "local[*]"
-    """Spark master: local[*], local[N], spark://host:port, yarn or k8s://https://host:port."""
+    """Spark master: local[*], local[N], spark://host:port, yarn, k8s://https://host:port or sc://host:port."""
     driver_memory: str = Field("2g", pattern=r"^[1-9][0-9]*[mgt]$")
     """Java heap of the driver. With a local master the driver does all the work."""
     executor_memory: str = Field("2g", pattern=r"^[1-9][0-9]*[mgt]$")

@@ -39,7 +39,8 @@ __all__ = [
     "JAVA_MIN",
     "JavaProcess",
     "Master",
-    "driver_context",
+    "default_parallelism",
+    "find_context",
     "find_java",
     "parse_master",
     "quick_home",
@@ -279,15 +280,21 @@ def _to_stderr(text: str) -> None:
     sys.stderr.write(text)
 
 
-def driver_context(spark: "SparkSession") -> "SparkContext":
-    """Return the context of a session; raise Invalid for one of Spark Connect, which has no driver here."""
+def find_context(spark: "SparkSession") -> "SparkContext | None":
+    """Return the context of a session; None for one of Spark Connect, which has no driver in this process."""
     try:
         return spark.sparkContext
-    except AttributeError as error:
-        raise Invalid(
-            "this is a session of Spark Connect; changefeeds, jobs, pools and shipping need a driver in this"
-            " process: build a session with penstock.spark.session.build_session"
-        ) from error
+    except AttributeError:
+        return None
+
+
+def default_parallelism(spark: "SparkSession") -> int:
+    """Return how many tasks of a session run at once, as far as it says so."""
+    context = find_context(spark)
+    if context is not None:
+        return context.defaultParallelism
+    given = spark.conf.get("spark.default.parallelism", None)
+    return int(given) if given else os.cpu_count() or 1
 
 
 JAVA_MIN = 17
@@ -335,7 +342,9 @@ def find_java(environ: Mapping[str, str]) -> str:
 
 _LOCAL = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*\d+)?\])?|local-cluster\[\d+,\s*\d+,\s*\d+\]")
 _CONNECT_TIMEOUT_S = 5.0
-_ALLOWED = "use local[*], local[N], spark://host:port, yarn or k8s://https://host:port"
+CONNECT = "sc://"  # the scheme of servers of Spark Connect
+_CONNECT_PORT = 15002
+_ALLOWED = "use local[*], local[N], spark://host:port, yarn, k8s://https://host:port or sc://host:port"
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,11 +368,8 @@ def parse_master(url: str) -> Master:
         parts = urlsplit(url[6:] if "://" in url[6:] else f"https://{url[6:]}")
         default = 80 if parts.scheme == "http" else 443
         return Master(url, addresses=(_address(url, parts.netloc, default),))
-    if url.startswith("sc://"):
-        raise Invalid(
-            f"spark.master = {url!r} is a Spark Connect server; build that session with"
-            " SparkSession.builder.remote and give it to penstock.spark.register"
-        )
+    if url.startswith(CONNECT):
+        return Master(url, addresses=(_address(url, urlsplit(url).netloc, _CONNECT_PORT),))
     raise Invalid(f"spark.master = {url!r} is not a master that Spark knows; {_ALLOWED}")
 
 

@@ -1,9 +1,9 @@
 """The one place that builds a Spark session; everything else is given one.
 
-`build_session` builds it, `end_session` ends it, also when its Java is gone. Each account has its own
-scheduler pool, so that the jobs of one account do not starve those of another.
+`build_session` builds it, `end_session` ends it, also when its Java is gone.
 """
 
+import logging
 import os
 import sys
 import warnings
@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 from xml.etree import ElementTree
 
 from penstock import process
@@ -20,10 +21,11 @@ from penstock.settings import Settings, SparkSettings
 from penstock.spark import connectors, shipping
 from penstock.spark.errors import as_penstock_error, first_line
 from penstock.spark.jvm import (
+    CONNECT,
     DRIVER_JAVA_OPTIONS,
     JavaProcess,
     Master,
-    driver_context,
+    find_context,
     local_folder,
     parse_master,
     require_java,
@@ -37,13 +39,18 @@ if TYPE_CHECKING:
 
     from penstock.settings import PoolSettings
 
-_POOL = "spark.scheduler.pool"
+_log = logging.getLogger(__name__)
+
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
 _PYTHON = "PYSPARK_PYTHON"
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _EXECUTOR_JAVA_OPTIONS = "spark.executor.extraJavaOptions"
 _ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Spark checks for null before it reads a value, so Arrow need not check again."""
+_GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it: Java runs already
+_REMOTE = "SPARK_REMOTE"  # names a server of Spark Connect
+_own: "WeakValueDictionary[str, SparkContext | SparkSession]" = WeakValueDictionary()
+"""The context that this module has built, and the session of others that we have shipped the package to."""
 _SHARED_AUTH = "spark.authenticate.secret"
 _AUTHENTICATED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 """Only those who know the session's secret can talk to Spark, and messages are encrypted.
@@ -60,30 +67,99 @@ def build_session(
 ) -> "SparkSession":
     """Build the session of this process, with the data source registered for these settings.
 
-    With a master that is not local, the package is shipped to the executors. A session that runs already on
-    the same master is returned as it is. Raises Invalid when Java is missing or too old or a setting is
-    refused, Unavailable when the master does not answer; messages have one line. `java` is started when no
-    Java runs for this process yet.
-    """
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    A session that is there is used as it is: the active one, or that of `spark-submit`. It keeps its master,
+    memory, time zone and name, and gets only those entries of `spark.conf` in the settings that it was not
+    given itself. With a master that is not local, the package is shipped to the executors.
 
+    Raises Invalid when Java is missing or too old, a setting is refused, or a session that this function
+    built runs on another master; Unavailable when the master does not answer; messages have one line. `java`
+    is started when no Java runs for this process yet.
+    """
     from penstock.spark.source import register
 
-    master = parse_master(settings.spark.master)
-    running = SparkContext._active_spark_context
-    if running is None:
+    spark = _find_session(settings.spark)
+    if spark is None:
+        master = parse_master(settings.spark.master)
         require_java()
         require_master(master)
         spark = _start(settings.spark, master, app_name, java or JavaProcess())
-    elif running.master == master.url:
+    register(spark, settings)
+    return spark
+
+
+def has_session() -> bool:
+    """Return whether `build_session` would use a session that is there, or that of `spark-submit`."""
+    from pyspark import SparkContext
+    from pyspark.sql import is_remote
+
+    is_there = is_remote() or SparkContext._active_spark_context is not None
+    return is_there or _GATEWAY_PORT in os.environ or _REMOTE in os.environ
+
+
+def _find_session(wanted: SparkSettings) -> "SparkSession | None":
+    """Return the session that is there, or that of a server of Spark Connect; None without one."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession, is_remote
+
+    if is_remote() or _REMOTE in os.environ or wanted.master.startswith(CONNECT):
+        return _connect(wanted)
+    running = SparkContext._active_spark_context
+    if running is None:
+        if _GATEWAY_PORT not in os.environ:
+            return None
+        # What spark-submit was given, and Spark's files of defaults, are properties of Java.
+        given = SparkContext.getSystemProperty
+        ours = {key: value for key, value in wanted.conf.items() if given(key) is None}
+        return _adopt(SparkSession.builder.config(map=dict(ours)).getOrCreate())
+    if running is not _own.get("context"):
         spark = SparkSession.builder.getOrCreate()
-    else:
+        theirs = running.getConf()
+        _set_conf(spark, {key: value for key, value in wanted.conf.items() if not theirs.contains(key)})
+        return _adopt(spark)
+    if running.master != parse_master(wanted.master).url:
         raise Invalid(
             f"a Spark session on {running.master} runs in this process;"
-            f" stop it before one on {master.url} is built"
+            f" stop it before one on {wanted.master} is built"
         )
-    register(spark, settings)
+    return SparkSession.builder.getOrCreate()
+
+
+def _connect(wanted: SparkSettings) -> "SparkSession":
+    """Return the session of Spark Connect that is there, or a new one on the server of the settings."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        builder = SparkSession.builder
+        if wanted.master.startswith(CONNECT):
+            require_master(parse_master(wanted.master))
+            builder = builder.remote(wanted.master)
+        spark = builder.getOrCreate()
+    _set_conf(spark, wanted.conf)
+    return _adopt(spark)
+
+
+def _set_conf(spark: "SparkSession", conf: Mapping[str, str]) -> None:
+    from pyspark.errors import PySparkException
+
+    kept = []
+    for key, value in conf.items():
+        try:
+            spark.conf.set(key, value)
+        except PySparkException:  # it counts only while a session is built
+            kept.append(key)
+    if kept:
+        _log.warning("the Spark session that runs keeps its own values", extra={"keys": ", ".join(kept)})
+
+
+def _adopt(spark: "SparkSession") -> "SparkSession":
+    """Ship the package to the executors of a session that somebody else built, once."""
+    context = find_context(spark)
+    receiver = spark if context is None else context
+    is_local = context is not None and (context.master or "").partition("[")[0] == "local"
+    if not is_local and _own.get("shipped") is not receiver:
+        shipping.ship(spark)
+        _own["shipped"] = receiver
     return spark
 
 
@@ -166,6 +242,7 @@ def _start(wanted: SparkSettings, master: Master, app_name: str, java: JavaProce
         conf = SparkConf(loadDefaults=False).setAll(list(pairs.items()))
         try:
             context = SparkContext(conf=conf, gateway=gateway)
+            _own["context"] = context
             _expect_the_end(context)
             spark = SparkSession.builder.getOrCreate()
             if not master.in_process:
@@ -218,7 +295,12 @@ def end_session() -> None:
     would use it. So this is the one place that changes PySpark's own attributes (ADR 90). Raises nothing.
     """
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession, is_remote
 
+    if is_remote():
+        with suppress(Exception):  # a call of a server that is gone
+            SparkSession.active().stop()
+        return
     context, gateway = SparkContext._active_spark_context, SparkContext._gateway
     if context is not None:
         with warnings.catch_warnings(action="ignore"):  # it warns of a Java that does not answer
@@ -240,27 +322,3 @@ def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:
         ElementTree.SubElement(element, "weight").text = str(pool.weight)
         ElementTree.SubElement(element, "minShare").text = str(pool.min_share)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-def enter_pool(spark: "SparkSession", account: str) -> None:
-    """Run all jobs that this thread starts from now on in the account's pool.
-
-    Raises Invalid for a session of Spark Connect, which has no driver in this process.
-    """
-    driver_context(spark).setLocalProperty(_POOL, account)
-
-
-@contextmanager
-def in_pool(spark: "SparkSession", account: str) -> Iterator[None]:
-    """Run the jobs that this thread starts inside the block in the account's pool.
-
-    Raises Invalid for a session of Spark Connect, which has no driver in this process.
-    """
-    context = driver_context(spark)
-    before = context.getLocalProperty(_POOL)
-    context.setLocalProperty(_POOL, account)
-    try:
-        yield
-    finally:
-        # Spark takes None as "no pool", though its annotation does not say so.
-        context.setLocalProperty(_POOL, before)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import penstock
 from penstock.errors import Invalid
 from penstock.settings import Settings
-from penstock.spark.jvm import driver_context
+from penstock.spark.jvm import find_context
 from penstock.spark.options import absolute_url
 
 if TYPE_CHECKING:
@@ -27,15 +27,21 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal
 
 
 def ship(spark: "SparkSession") -> None:
-    """Send the package to every executor, present and future, where it comes before an installed one."""
+    """Send the package to every executor, present and future, where it comes before an installed one.
+
+    On Spark Connect the server gets it, for this session alone.
+    """
+    if find_context(spark) is None:
+        with TemporaryDirectory(prefix="penstock-shipped-") as folder:
+            spark.addArtifacts(str(build_archive(Path(folder))), pyfile=True)
+        return
     from pyspark import SparkFiles
 
-    context = driver_context(spark)
     root = Path(SparkFiles.getRootDirectory())  # lives as long as the session, which serves the file from it
     shipped = root / "shipped"
     shipped.mkdir(exist_ok=True)
     path = build_archive(shipped)
-    context.addPyFile(str(path))
+    spark.addArtifacts(str(path), pyfile=True)
     with zipfile.ZipFile(path) as archive:
         archive.extractall(root / _STREAMS)
     # Spark puts the file on the driver's path too; the driver goes on with the package it was started with.

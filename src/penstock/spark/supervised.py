@@ -16,8 +16,9 @@ from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
 from penstock.settings import Settings
 from penstock.spark.errors import first_line
-from penstock.spark.jvm import JavaProcess, parse_master, require_java, require_master
-from penstock.spark.session import build_session, end_session, enter_pool
+from penstock.spark.jvm import JavaProcess, default_parallelism, parse_master, require_java, require_master
+from penstock.spark.labels import enter_pool
+from penstock.spark.session import build_session, end_session, has_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,6 +63,8 @@ class SupervisedSession:
 
         Raises Invalid when Java is missing or too old, Unavailable when the master does not answer.
         """
+        if has_session():
+            return
         require_java()
         require_master(parse_master(self._settings.spark.master))
 
@@ -250,7 +253,7 @@ class SupervisedSession:
 def _why_dead(spark: "SparkSession") -> str:
     """Return why a session cannot be used any more; empty when it can. Asks Java, and the context there."""
     try:
-        spark.sparkContext.defaultParallelism  # noqa: B018 - the cheapest public question that checks both
+        default_parallelism(spark)  # the cheapest public question that checks both
     except Exception as error:  # noqa: BLE001 - whatever it is, nothing would work
         return first_line(error)
     return ""

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from penstock.clock import SYSTEM
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
+from penstock.spark.labels import labelled_jobs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +89,9 @@ def _run_job(spark: "SparkSession", works: Sequence[Work[R_co]]) -> list[R_co]:
                     [pa.array([number]), pa.array([answer], pa.binary())], _NAMES
                 )
 
-    with translate_spark_errors():
+    tag = f"penstock-{SYSTEM.unique_id()}"
+    what = f"{type(shipped[0]).__name__} of Penstock"
+    with translate_spark_errors(), labelled_jobs(spark, what, tag=tag):
         table = spark.range(0, len(shipped), 1, len(shipped)).mapInArrow(run, _SCHEMA).toArrow()
     by_number = dict(zip(*(table[name].to_pylist() for name in _NAMES), strict=True))
     # The answers were pickled by our own code on our own executors.

@@ -3,15 +3,21 @@
 It runs in a process of its own, because a process has either a Java of its own or the client of a server.
 """
 
+import asyncio
 import json
+import pickle
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.process import configure_logs
+
 
 def main() -> dict[str, Any]:
+    configure_logs(style="text", level="WARNING")
     asked = json.loads(sys.argv[1])
     builder = SparkSession.builder.remote("local[2]")
     for name, value in asked["conf"].items():
@@ -20,15 +26,13 @@ def main() -> dict[str, Any]:
         warnings.simplefilter("ignore")  # what only a starting server takes is told again as a failure
         spark = builder.getOrCreate()
     try:
-        return read(spark, asked["options"], asked["checkpoint"])
+        return {**read(spark, asked["options"], asked["checkpoint"]), **work(spark, Path(asked["work"]))}
     finally:
         spark.stop()
 
 
 def read(spark: SparkSession, options: dict[str, str], checkpoint: str) -> dict[str, Any]:
-    from penstock.errors import Invalid
     from penstock.spark import changes_view, register  # the import registers with the active session
-    from penstock.spark.session import enter_pool
     from penstock.spark.tasks import run_on_executors
 
     reader = spark.read.format("penstock").options(**options)
@@ -51,10 +55,41 @@ def read(spark: SparkSession, options: dict[str, str], checkpoint: str) -> dict[
     assert query.awaitTermination(60)
     found["stream"] = numbers(spark.table("taken"))
     found["pieces"] = run_on_executors(spark, [Piece(number) for number in range(5)])
-    try:
-        enter_pool(spark, "billing")
-    except Invalid as error:
-        found["refused"] = str(error)
+    return found
+
+
+def work(spark: SparkSession, path: Path) -> dict[str, Any]:
+    """Do what changefeeds and jobs do: encode and write files, and read the changes of an iteration."""
+    from penstock.changefeeds.engines.engine import FileWork
+    from penstock.changefeeds.engines.spark import SparkEngine
+    from penstock.jobs.iteration import spark_frame
+    from penstock.settings import Settings, SparkSettings
+    from penstock.spark.supervised import SupervisedSession
+
+    # The test has written it.
+    encode, target, scan = pickle.loads(path.read_bytes())
+    conf = {"spark.sql.shuffle.partitions": "3"}
+    session = SupervisedSession(Settings(spark=SparkSettings(conf=conf)), app_name="unused")
+    session.check()
+    assert session("billing") is spark
+
+    async def write() -> list[str]:
+        engine = SparkEngine(session.get(), target, account="billing")
+        (chunks,) = await engine.encode([encode])
+        names = {"data_path": "1.json", "index_path": "1.index"}
+        results = await engine.write([FileWork(dispatcher_id="1", chunks=tuple(chunks), **names)])
+        await engine.release(chunks[0].segment)
+        await engine.close()
+        return [result.error for result in results]
+
+    spark_frame.LOCAL_ROWS = 0
+    frame = spark_frame.SparkFrames(session.get).open(scan, None)
+    found = {
+        "set": spark.conf.get("spark.sql.shuffle.partitions"),
+        "errors": asyncio.run(write()),
+        "changed": numbers(frame.dataframe),
+    }
+    frame.release()
     return found
 
 

@@ -12,7 +12,7 @@ from penstock.jobs.consumer import Consumer, DataRetriever, DataType, read_net_c
 from penstock.jobs.iteration import spark_frame
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.settings import TracingSettings
-from penstock.spark.session import enter_pool
+from penstock.spark.labels import enter_pool
 from support.jobworld import job_world
 from support.tracereceiver import TraceReceiver
 

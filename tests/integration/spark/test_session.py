@@ -1,6 +1,7 @@
 import importlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyspark
@@ -8,11 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark
+from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import register
 from penstock.spark.errors import as_penstock_error, translate_spark_errors
-from penstock.spark.session import build_session, in_pool
+from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.session import build_session
 from support.spark import local_settings
 
 
@@ -39,12 +42,44 @@ def test_workers_run_this_interpreter_and_import_the_installed_pyspark(spark: Sp
 
 def test_jobs_of_an_account_run_in_its_pool_with_its_share(spark: SparkSession):
     context = spark.sparkContext
-    with in_pool(spark, "billing"):
+    with labelled_jobs(spark, "three rows", tag="penstock-three", account="billing"):
         assert context.getLocalProperty("spark.scheduler.pool") == "billing"
+        assert context.getLocalProperty("spark.job.description") == "three rows"
+        assert set(context.getJobTags()) == {"penstock-three"}
         assert spark.range(3).count() == 3
     assert context.getLocalProperty("spark.scheduler.pool") is None
+    assert context.getLocalProperty("spark.job.description") is None
+    assert set(context.getJobTags()) == set()
     pool = context._jsc.sc().getPoolForName("billing").get()
     assert (pool.weight(), pool.minShare(), pool.schedulingMode().toString()) == (3, 1, "FAIR")
+
+
+def test_interrupted_jobs_end_on_their_executors(spark: SparkSession):
+    def work_forever(batches):
+        from penstock.clock import SYSTEM
+
+        for batch in batches:
+            SYSTEM.pause(3600.0)
+            yield batch
+
+    def run() -> None:
+        with labelled_jobs(spark, "an hour", tag="penstock-hour"):
+            spark.range(1).mapInArrow(work_forever, "id long").count()
+
+    tracker = spark.sparkContext.statusTracker()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        deadline = SYSTEM.monotonic() + 120
+        try:
+            while not running.done() and SYSTEM.monotonic() < deadline:
+                if tracker.getActiveJobsIds():
+                    interrupt_jobs(spark, "penstock-hour")
+                SYSTEM.pause(0.05)
+        finally:
+            if not running.done():
+                spark.sparkContext.cancelAllJobs()
+        assert "cancelled" in str(running.exception(timeout=60)).lower()
+    assert tracker.getActiveJobsIds() == []
 
 
 def test_a_session_on_the_same_master_is_the_one_that_runs(spark: SparkSession):

@@ -11,7 +11,7 @@ from penstock.errors import Invalid
 from penstock.follow.source import TableScan
 from penstock.jobs.consumer import DataRetriever, JobContext
 from support.iterationbench import Bench, all_rows, item_bench
-from support.jobdoubles import Copy, consumer_of, job_row
+from support.jobdoubles import Copy, TaggedSession, consumer_of, job_row
 
 
 @pytest.fixture
@@ -93,7 +93,12 @@ class _Frames:
 
 
 def test_consumers_on_executors_share_one_frame_and_the_others_one_scan(bench: Bench) -> None:
-    frames, copy, pools = _Frames(), Copy(), []
+    frames, copy, session = _Frames(), Copy(), TaggedSession()
+    pools: list[tuple[str, str]] = []
+
+    def enter(account: str) -> TaggedSession:
+        pools.append((account, threading.current_thread().name))
+        return session
 
     def consume(job: JobContext, data: DataRetriever) -> None:
         assert data.large
@@ -101,10 +106,7 @@ def test_consumers_on_executors_share_one_frame_and_the_others_one_scan(bench: B
         data.dataframe()
 
     bench.settings = {"spark_rows": 1}
-    bench.options = {
-        "frames": frames,
-        "spark": lambda account: pools.append((account, threading.current_thread().name)),
-    }
+    bench.options = {"frames": frames, "spark": enter}
     bench.consumers = {"a": consumer_of(consume), "b": consumer_of(consume), "copy": copy.consumer()}
     before = _scans("frame"), _scans("batches")
     again = bench.run(
@@ -116,6 +118,7 @@ def test_consumers_on_executors_share_one_frame_and_the_others_one_scan(bench: B
     assert frames.frame.selected == [("`id`", "`name`", "`_commit_ts`", "`_deleted`")] * 2
     assert frames.frame.released == 1
     assert set(pools) == {("shop", "penstock-job-a"), ("shop", "penstock-job-b")}
+    assert len(session.tags) == 2, "each run can be ended by itself"
     assert copy.rows == bench.world.versions.at(bench.world.ts)
     assert {bench.end(name).watermark for name in ("a", "b", "copy")} == {bench.world.ts}
 

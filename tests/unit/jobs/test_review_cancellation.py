@@ -11,7 +11,7 @@ from penstock.follow.source import TableScan
 from penstock.jobs.consumer import DataRetriever, JobContext
 from penstock.jobs.job import JobState
 from support.iterationbench import Bench, item_bench
-from support.jobdoubles import consumer_of, iteration_of, job_row, until
+from support.jobdoubles import TaggedSession, consumer_of, iteration_of, job_row, until
 
 
 @pytest.fixture
@@ -54,7 +54,11 @@ def test_who_was_canceled_gets_no_frame(bench: Bench, given_up: bool) -> None:
         finally:
             ended.set()
 
-    bench.options = {"frames": frames, "spark": lambda _account: None, "grace_s": 0.1 if given_up else 20}
+    bench.options = {
+        "frames": frames,
+        "spark": lambda _account: TaggedSession(),
+        "grace_s": 0.1 if given_up else 20,
+    }
     bench.consumers = {"copy": consumer_of(late)}
     job = job_row("j")
     bench.log.rows = {job.key: job}
@@ -72,3 +76,25 @@ def test_who_was_canceled_gets_no_frame(bench: Bench, given_up: bool) -> None:
     assert bench.end("j").state is JobState.CANCELED
     assert [type(error) for error in raised] == [Aborted]
     assert frames.opened == 0
+
+
+def test_the_spark_jobs_of_who_is_canceled_are_ended(bench: Bench) -> None:
+    session, go_on = TaggedSession(), threading.Event()
+
+    def work(job: JobContext, _data: DataRetriever) -> None:
+        job.spark()
+        assert go_on.wait(60)
+
+    bench.options = {"spark": lambda _account: session}
+    bench.consumers = {"copy": consumer_of(work)}
+    job = job_row("j")
+    bench.log.rows = {job.key: job}
+    with bench.executor() as executor:
+        attempt = executor.make_run(iteration_of(job, to_ts=bench.world.ts), last=False, on_end=bench.leave)
+        running = threading.Thread(target=attempt.run)
+        running.start()
+        until(lambda: bool(session.tags))
+        attempt.cancel(job.key)
+        until(lambda: session.interrupted == session.tags)
+        go_on.set()
+        until(lambda: not running.is_alive())

@@ -12,7 +12,7 @@ from penstock.jobs.consumer import Consumer, DataRetriever, JobContext
 from penstock.jobs.iteration.consumer_run import AbandonedConsumers
 from penstock.jobs.job import ErrorCode, JobState
 from support.iterationbench import Bench, all_rows, item_bench
-from support.jobdoubles import MemoryTxn, consumer_of, iteration_of, job_row, until
+from support.jobdoubles import MemoryTxn, TaggedSession, consumer_of, iteration_of, job_row, until
 
 STALL_S = 0.3
 
@@ -101,7 +101,7 @@ def test_work_on_executors_is_left_to_the_timeouts_of_spark(bench: Bench) -> Non
         threading.Event().wait(STALL_S * 3)
 
     bench.settings["spark_rows"] = 1
-    bench.options |= {"frames": _Frames(), "spark": lambda _account: None}
+    bench.options |= {"frames": _Frames(), "spark": lambda _account: TaggedSession()}
     bench.consumers = {"copy": consumer_of(write)}
     assert bench.run(job_row("j")) == []
 

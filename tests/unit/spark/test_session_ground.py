@@ -89,9 +89,9 @@ def test_what_is_no_master_is_refused_with_what_there_is(url: str):
         parse_master(url)
 
 
-def test_spark_connect_is_told_how_to_register():
-    with pytest.raises(Invalid, match=r"SparkSession\.builder\.remote"):
-        parse_master("sc://host:15002")
+@pytest.mark.parametrize("url", ["sc://host", "sc://host:15002/;token=x"])
+def test_a_server_of_spark_connect_has_its_own_port(url: str):
+    assert parse_master(url).addresses == (("host", 15002),)
 
 
 def test_yarn_needs_its_configuration():

@@ -10,7 +10,7 @@ bytes. The driver sees descriptors only, except for payloads that were encoded l
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import count, groupby
@@ -25,12 +25,14 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from penstock.changefeeds.engines.encode import retry_when_moved
 from penstock.changefeeds.engines.engine import Chunk, FileWork, Traced, WriteResult
 from penstock.changefeeds.engines.local import write_files
+from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
+from penstock.eventloop import call_in_thread
 from penstock.follow.slices import Phase, Position
 from penstock.object_storage import StorageRef
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
-from penstock.spark.jvm import driver_context
-from penstock.spark.session import in_pool
+from penstock.spark.jvm import default_parallelism
+from penstock.spark.labels import interrupt_jobs, labelled_jobs
 from penstock.spark.tasks import begin_task, spread
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 INFLIGHT_BYTES_MAX = 256 * 1024 * 1024
 _JOBS_AT_ONCE = 8
+_CANCEL_S = 1.0
+"""Seconds for a job to end by itself after its call was cancelled, and then between interrupts."""
 _TASKS_PER_CORE = 2  # so that a long one keeps the others waiting less
 _PLACE_BITS = 32
 """The place of a chunk is (number of its file << 32) | (number in the file): one number to sort by. A chunk's
@@ -170,27 +174,28 @@ class SparkEngine:
         self._target = target
         self._account = account
         self._threads = threads
-        self._tasks = _TASKS_PER_CORE * driver_context(spark).defaultParallelism
+        self._tasks = _TASKS_PER_CORE * default_parallelism(spark)
         self._numbers = numbers or count(1)
         self._segments: dict[int, DataFrame] = {}
         self._jobs = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-sink-job")
 
     async def encode(self, work: "Sequence[EncodeWork]") -> list[list[Chunk]]:
         """Encode slices on executors into one new segment; return the chunks of each slice, in order."""
-        return await self._run(lambda: self._encode(next(self._numbers), tuple(work)))
+        what = f"encode {len(work)} slices"
+        return await self._run(what, lambda: self._encode(next(self._numbers), tuple(work)))
 
     async def write(
         self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
     ) -> list[WriteResult]:
         """Write files on executors; those of `local_payloads` are sent there."""
-        return await self._run(lambda: self._write(files, local_payloads or {}))
+        return await self._run(f"write {len(files)} files", lambda: self._write(files, local_payloads or {}))
 
     async def release(self, segment: int) -> None:
         """Unpersist a segment."""
         frame = self._segments.pop(segment, None)
         if frame is not None:
             with suppress(Unavailable):  # the session has died, and its blocks with it
-                await self._run(frame.unpersist)
+                await self._run("release payloads", frame.unpersist)
 
     async def close(self) -> None:
         """Unpersist all segments and end the threads."""
@@ -198,21 +203,26 @@ class SparkEngine:
             await self.release(segment)
         self._jobs.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, job: Callable[[], T]) -> T:
-        """Run a job on a thread. A cancelled call waits for the job's end: no file may appear after that."""
-        running = asyncio.get_running_loop().run_in_executor(self._jobs, self._in_pool, job)
+    async def _run(self, what: str, job: Callable[[], T]) -> T:
+        """Run a job on a thread. A cancelled call waits for the job's end: no file may appear after that.
+
+        After a moment it ends the job on the cluster, which may have no executors to run it.
+        """
+        tag = f"penstock-{SYSTEM.unique_id()}"
+        running = asyncio.get_running_loop().run_in_executor(self._jobs, self._labelled, what, tag, job)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            await asyncio.wait([running])
+            await asyncio.wait([running], timeout=_CANCEL_S)
+            while not running.done():
+                await call_in_thread(interrupt_jobs, self._spark, tag)
+                await asyncio.wait([running], timeout=_CANCEL_S)
             running.exception()  # mark it as retrieved: the caller does not wait for it any more
             raise
 
-    def _in_pool(self, job: Callable[[], T]) -> T:
-        pool: AbstractContextManager[None] = nullcontext()
-        if self._account:
-            pool = in_pool(self._spark, self._account)
-        with translate_spark_errors(), pool:
+    def _labelled(self, what: str, tag: str, job: Callable[[], T]) -> T:
+        name = f"changefeed {self._account}: {what}" if self._account else what
+        with translate_spark_errors(), labelled_jobs(self._spark, name, tag=tag, account=self._account):
             return job()
 
     def _encode(self, segment: int, work: "tuple[EncodeWork, ...]") -> list[list[Chunk]]:

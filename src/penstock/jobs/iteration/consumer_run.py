@@ -110,6 +110,8 @@ class ConsumerRun:
         self._canceled = False
         self._stalled: Stalled | None = None
         self._over = False
+        self._tag = f"penstock-{services.clock.unique_id()}"
+        self._session: SparkSession | None = None
         self.abandoned = False
         """Whether the job continues without its thread."""
         self._thread = threading.Thread(
@@ -166,6 +168,10 @@ class ConsumerRun:
     def _interrupt(self) -> None:
         self.give_up_at = self._services.clock.monotonic() + self._services.grace_s
         self._shared.leave(self.job.key)
+        if self._session is not None:
+            from penstock.spark.labels import interrupt_jobs
+
+            threading.Thread(target=interrupt_jobs, args=(self._session, self._tag), daemon=True).start()
         consumer = self._consumer
         if consumer is None:
             return
@@ -324,7 +330,12 @@ class ConsumerRun:
     def _spark(self) -> "SparkSession":
         if self._services.spark is None:
             raise Invalid("this process has no Spark session, which the consumer needs; run jobs with Spark")
-        return self._services.spark(self.job.account)
+        from penstock.spark.labels import label_thread
+
+        spark = self._services.spark(self.job.account)
+        label_thread(spark, f"job {self.job.id}", tag=self._tag)
+        self._session = spark
+        return spark
 
 
 class JobRetriever:

@@ -20,6 +20,7 @@ from penstock import tracing
 from penstock.changes.batches import ChangeBatch
 from penstock.changes.columns import DELETED, key_names, with_commit_ts
 from penstock.changes.net_change import NetChanges, coalesce_by_key
+from penstock.clock import SYSTEM
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
@@ -103,11 +104,14 @@ class SparkFrames:
 
         from penstock.changes.columns import choose_columns
         from penstock.spark.arrow_types import spark_schema
+        from penstock.spark.labels import labelled_jobs, without_tags
 
         spark = self._session()
         frame_columns = _FrameColumns(scan.schema, choose_columns(scan.schema.table, columns))
         declared = spark_schema(net_schema(frame_columns.columns))
-        with _translate_errors():
+        what = f"changes of {scan.schema.name} for jobs"
+        tag = f"penstock-{SYSTEM.unique_id()}"
+        with _translate_errors(), without_tags(spark), labelled_jobs(spark, what, tag=tag):
             frame = _open_frame(
                 spark, _plan_parts(spark, scan, columns, frame_columns), frame_columns, declared
             )
@@ -148,13 +152,13 @@ def _plan_parts(
     from penstock.changes.collect import open_range, schema_parts
     from penstock.follow.scans import change_options
     from penstock.jobs.schema_changes import check_keys
-    from penstock.spark.jvm import driver_context
+    from penstock.spark.jvm import default_parallelism
 
     if not scan.snapshot:
         states = open_range(scan.view, scan.from_ts, scan.to_ts)
         for _, _, version in schema_parts(states, scan.from_ts, scan.to_ts):
             check_keys(version.table, frame_columns.schema.table)
-    tasks = _PARTS_PER_TASK * driver_context(spark).defaultParallelism
+    tasks = _PARTS_PER_TASK * default_parallelism(spark)
     part_rows = -(-scan.rows // tasks)  # rounded up
     parts = plan_changes(
         scan.view,

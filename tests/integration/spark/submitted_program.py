@@ -1,0 +1,51 @@
+"""A program for spark-submit: prints what its session is after `build_session`, without and with its own."""
+
+import json
+import sys
+
+from pyspark.sql import SparkSession
+
+from penstock.settings import Settings, SparkSettings
+from penstock.spark.session import build_session
+
+OURS = Settings(
+    spark=SparkSettings(
+        master="local[1]",
+        driver_memory="3g",
+        conf={
+            "spark.sql.shuffle.partitions": "7",
+            "spark.ui.enabled": "true",
+            "spark.penstock.storage": "memory://",
+        },
+    )
+)
+KEYS = (
+    "spark.master",
+    "spark.app.name",
+    "spark.driver.memory",
+    "spark.sql.session.timeZone",
+    "spark.sql.shuffle.partitions",
+    "spark.ui.enabled",
+    "spark.penstock.storage",
+)
+
+
+def describe(spark: SparkSession) -> None:
+    again = build_session(OURS).sparkContext is spark.sparkContext
+    facts = {**{key: spark.conf.get(key) for key in KEYS}, "again": again, "count": spark.range(5).count()}
+    sys.stdout.write(f"{json.dumps(facts)}\n")
+
+
+def main() -> None:
+    submitted = build_session(OURS, app_name="ours")
+    describe(submitted)
+    submitted.stop()
+    theirs = SparkSession.builder.getOrCreate()  # as in a notebook
+    adopted = build_session(OURS, app_name="ours")
+    assert adopted.sparkContext is theirs.sparkContext
+    describe(adopted)
+    theirs.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Sessions of `spark-submit` and of notebooks are used as they are."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from support.spark import SHORT_LIVED
+
+pytestmark = pytest.mark.timeout(600)
+PROGRAM = Path(__file__).with_name("submitted_program.py")
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+
+
+def test_what_spark_submit_was_given_is_kept_with_and_without_a_session_of_the_users_own(
+    tmp_path: Path,
+) -> None:
+    given = {
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.ui.enabled": "false",
+    }
+    options = ["--master", "local[2]", "--name", "theirs", "--driver-memory", "600m"]
+    options += [word for pair in given.items() for word in ("--conf", "=".join(pair))]
+    done = subprocess.run(
+        [SUBMIT, *options, PROGRAM],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kept = {
+        "spark.master": "local[2]",
+        "spark.app.name": "theirs",
+        "spark.driver.memory": "600m",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.ui.enabled": "false",
+    }
+    ours = {"spark.sql.shuffle.partitions": "7", "spark.penstock.storage": "memory://"}
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {**kept, **ours, "again": True, "count": 5}
+    ] * 2
