@@ -210,7 +210,7 @@ def fetch_jars(jars: Sequence[Jar], folder: Path, ivy_settings: str | None = Non
             if not missing:
                 return
             names = ", ".join(jar.file_name for jar in missing)
-            # A warning, so that whoever waits sees why, also in a notebook.
+            # A warning, because whoever starts a session waits for it.
             _log.warning(
                 "fetching jars of Spark's connectors, once", extra={"jars": names, "to": str(folder)}
             )
