@@ -5,8 +5,8 @@ PYTHON ?= python3
 STAMP := $(VENV)/.installed
 VERSIONS := 3.11 3.12 3.13
 SPARKS := 4.1.4 4.2.1 4.3.0
-# Tests wait for half of their time: one more of them than there are cores.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
+# Tests wait for half of their time: two more of them than there are cores.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(2 + (os.cpu_count() or 1))')
 
 # Every process would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from support.command import penstock
+from support.spark import stop_session
 from support.warmstore import WarmStore
 
 SECRET = "hunter2hunter2"
@@ -85,6 +86,7 @@ def test_a_changefeed_from_its_creation_to_its_end(changefeed: Callable[..., Any
 def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
     told: Run, changefeed: Callable[..., Any], store: WarmStore, tmp_path: Path
 ) -> None:
+    stop_session()  # one of another test would be used, whatever master the settings name
     changefeed("create", "there", "--sink-uri", LAKE)
     config = tmp_path / "penstock.yaml"
     sections = {

@@ -110,7 +110,9 @@ def check_merging(settings: Settings, capture: Capture, orders: Any, table_id: i
     assert forgotten == b'{"committed": false}'
     with pytest.raises(Invalid, match="needs plan_id"):
         reader.run_action("commit_merge", b"{}")
-    with pytest.raises(Invalid, match="there are resolved_ts, progress, refusals, plan_merge, commit_merge"):
+    with pytest.raises(
+        Invalid, match="there are resolved_ts, progress, refusals, catalog, plan_merge, commit_merge"
+    ):
         reader.run_action("nothing", b"")
     reader.close()
     plans = plan_merges(table_id, before, MergePolicy(), now_ms=1, plans_max=8)

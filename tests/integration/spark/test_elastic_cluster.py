@@ -26,9 +26,11 @@ from support.spark import shared_session, stop_session
 from support.sparkcluster import SparkCluster
 from support.warmstore import WarmStore
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(length(0, 1) == 0, reason="`make soak` runs it: a cluster of its own takes its time"),
+]
 
-IN_SOAK = pytest.mark.skipif(length(0, 1) == 0, reason="`make soak` runs it: it takes its time")
 ELASTIC = {
     "spark.decommission.enabled": "true",
     "spark.dynamicAllocation.enabled": "true",
@@ -97,7 +99,6 @@ def test_executors_come_with_work_read_s3_and_go_when_there_is_none(
     until(lambda: not elastic.executors(), "the cluster does not shrink")
 
 
-@IN_SOAK
 def test_a_load_has_every_row_once_when_spark_repeats_a_slow_task(
     world: LoadedWorld, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ):
@@ -120,7 +121,6 @@ def test_a_load_has_every_row_once_when_spark_repeats_a_slow_task(
     assert (verified.same, verified.rows) == (True, 200)
 
 
-@IN_SOAK
 def test_reads_go_on_while_executors_are_killed_and_workers_leave(
     elastic: SparkCluster, world: LoadedWorld, tmp_path: Path
 ):
@@ -145,7 +145,6 @@ def test_reads_go_on_while_executors_are_killed_and_workers_leave(
         leaving = elastic.add_worker()
 
 
-@IN_SOAK
 def test_executors_write_lake_tables_and_indexes(world: LoadedWorld, tmp_path: Path):
     model = SourceModel(item_table())
     model.churn(random.Random(1), commits=30, numbers=100)
