@@ -11,7 +11,7 @@ another query over the same frame (ADR 91).
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from itertools import product
@@ -246,9 +246,11 @@ def _scalar(value: Any, of: pa.DataType) -> pa.Scalar:
         raise TypeError("not a value of the column's type")
     if is_time and (value.tzinfo is None) != (of.tz is None):
         raise TypeError("a time with a zone cannot be compared with one without")
+    if pa.types.is_temporal(of) and not isinstance(value, date | timedelta):
+        raise TypeError("Arrow takes any number for a date or an interval")
     found = pa.scalar(bytes(value) if isinstance(value, bytearray) else value, of)
-    if pa.types.is_floating(of) and found.as_py() != value:
-        raise ValueError("more digits than the column has")
+    if (pa.types.is_floating(of) or pa.types.is_integer(of)) and found.as_py() != value:
+        raise ValueError("more digits than the column has")  # Arrow cuts them off
     return found
 
 
@@ -267,13 +269,16 @@ def handles_within(table: TableInfo, ranges: Mapping[str, ColumnRange]) -> tuple
 
 def _integer_handles(column: ColumnInfo, wanted: ColumnRange) -> tuple[bytes, bytes]:
     """Handles are signed: those of large unsigned keys are negative, and come first."""
+    keys = range(1 << 64) if column.type.unsigned else range(-1 << 63, 1 << 63)
     if wanted.points is not None:
+        if any(int(point) not in keys for point in wanted.points):  # the column is shown as a decimal
+            return b"", b""
         numbers = [to_signed(int(point)) for point in wanted.points]
         return encode_handle(min(numbers)), _after(encode_handle(max(numbers)))
     low, high = (None if end is None else int(end) for end in wanted.ends)
     if column.type.unsigned:
         low = max(low or 0, 0)
-        if high is None or (low >> 63) != (high >> 63):
+        if high is None or high not in keys or (low >> 63) != (high >> 63):
             return b"", b""
         low, high = to_signed(low), to_signed(high)
     first = b"" if low is None else encode_handle(low)

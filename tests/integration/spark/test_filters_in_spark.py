@@ -105,6 +105,8 @@ def test_a_condition_chooses_rows_of_snapshots_changes_and_views(spark: SparkSes
         ("id = tiny", "option where: column tiny is int8; compare it with a constant of that type"),
         ("day = 'tomorrow'", "option where: column day is date32"),
         ("tiny = 1000", "option where: column tiny is int8, which cannot be compared so"),
+        ("id < 7.5", "option where: column id is int64, which cannot be compared so"),
+        ("day = 5", "option where: column day is date32"),
         ("text_ like 'a_c'", "option where: LIKE takes a text with % before or after it"),
         ("span = '01:00:00'", "option where: column span is duration"),
         ("length(text_) = 1", "option where"),

@@ -198,7 +198,7 @@ def near(value: Any) -> list[Any]:
     if isinstance(value, bool):
         return []
     if isinstance(value, int | Decimal):
-        return [value + 1, value - 1]
+        return [value + 1, value - 1, value + Decimal("0.5"), value + 10**19]
     if isinstance(value, datetime):
         return [value + timedelta(microseconds=1), value - timedelta(microseconds=1)]
     return [value[:1], value + value[:1]] if isinstance(value, str | bytes) else []
@@ -280,6 +280,9 @@ def test_values_that_no_column_can_have_are_left_to_spark(filled: dict[str, Fill
         spark.EqualTo(("real_",), float("nan")),
         spark.In(("real_",), (0.0,)),
         spark.EqualTo(("tiny",), 1 << 40),
+        spark.EqualTo(("tiny",), Decimal("7.5")),
+        spark.In(("tiny",), (Decimal("1.5"), 2)),
+        spark.EqualTo(("day",), 5),
         spark.EqualTo(("at",), datetime(2026, 1, 1, tzinfo=UTC)),
         spark.EqualTo(("utc",), datetime(2026, 1, 1)),
         spark.EqualTo(("day",), datetime(2026, 1, 1)),
