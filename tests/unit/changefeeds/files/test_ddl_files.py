@@ -101,6 +101,19 @@ def test_a_table_that_is_renamed_into_the_patterns_is_created() -> None:
     ]
 
 
+def test_a_rename_whose_statement_names_tables_of_another_account_is_written_without_them() -> None:
+    ours = TableChange(table("a", 1), table("b", 1, since_ts=10))
+    assert files(ddl("", 47, ours)) == [("db/b", "RENAME TABLE `db`.`a` TO `db`.`b`", 14)]
+    back = TableChange(table("b", 2), table("a", 2, since_ts=10))
+    (_, circle, kind), (_, *other) = files(ddl("", 47, ours, back))
+    assert (circle.count(" TO "), kind, other) == (3, 14, ["", 0])
+
+
+def test_an_exchange_with_a_table_of_another_account_is_no_statement() -> None:
+    change = TableChange(table("t", 1, partitions=2), table("t", 1, since_ts=10, partitions=2))
+    assert files(ddl("", 42, change)) == [("db/t", "", 0)]
+
+
 def test_tables_that_swap_names_do_so_in_one_statement() -> None:
     event = ddl(
         "RENAME TABLE a TO x, b TO a, x TO b",

@@ -416,7 +416,10 @@ def _statements(event: DdlEvent, tables: Sequence[TableChange]) -> list[tuple[st
         return [_rename_among_arrivals(change) for change in tables]
     if len(tables) > 1 and _renames_apart(tables):
         return [(rename_statement([change]), DdlAction.RENAME_TABLE) for change in tables]
-    return [(event.query, event.type), *[("", 0)] * (len(tables) - 1)]
+    first = (event.query, event.type)
+    if not event.query:  # it named tables of another account
+        first = (rename_statement(tables), DdlAction.RENAME_TABLE) if event.type in _RENAMES else ("", 0)
+    return [first, *[("", 0)] * (len(tables) - 1)]
 
 
 _RENAMES = frozenset({int(DdlAction.RENAME_TABLE), int(OtherAction.RENAME_TABLES)})
