@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,10 +30,13 @@ class _EndedTable:
     """A table that does not exist any more, and the id of the table that has its name now."""
 
     name: str
+    account: str
     heir_id: int | None
 
-    def describe(self, table_id: int) -> str:
-        """Return what happened to the table, and the remedy."""
+    def describe(self, table_id: int, account: str) -> str:
+        """Return what happened to the table, and the remedy, for readers of an account."""
+        if account not in {SYSTEM_ACCOUNT.name, self.account}:
+            return describe_other_account(account, ())
         if self.heir_id is None:
             return f"table {self.name} was dropped; unregister its jobs with `penstock job unregister`"
         return (
@@ -56,10 +59,10 @@ class KnownTables:
             if any(side is not None and not side.table.is_base_table for side in (before, after)):
                 continue  # a view
             if before is not None and (after is None or after.table.id != before.table.id):
-                self._versions.pop(before.table.id, None)
+                last = self._versions.pop(before.table.id, [before])[-1]
                 self._owners.pop(before.table.id, None)
                 heir_id = None if after is None else after.table.id
-                self._ended[before.table.id] = _EndedTable(before.name, heir_id)
+                self._ended[before.table.id] = _EndedTable(before.name, last.account, heir_id)
             if after is not None:
                 self._versions.setdefault(after.table.id, []).append(after)
                 self._ended.pop(after.table.id, None)  # some databases bring dropped tables back
@@ -71,6 +74,10 @@ class KnownTables:
         """Return the table as it is; None when there is none."""
         versions = self._versions.get(table_id)
         return versions[-1] if versions else None
+
+    def versions(self, table_id: int) -> Sequence[SchemaVersion]:
+        """Return what is known of the table as it was and is, in order."""
+        return self._versions.get(table_id, ())
 
     def at(self, table_id: int, ts: int) -> SchemaVersion | None:
         """Return the table as it was at `ts`, or its first known version after it; None if there is none."""
@@ -90,10 +97,12 @@ class KnownTables:
         first = max(0, bisect_right(owners, ts, key=lambda owner: owner[0]) - 1)
         return {account for _, account in owners[first:]}
 
-    def fate(self, table_id: int) -> str | None:
-        """Return what became of a table that ended; None when it exists or was never known."""
+    def fate(self, table_id: int, account: str = SYSTEM_ACCOUNT.name) -> str | None:
+        """Return what became of a table that ended, to tell an account; None when it exists or was never
+        known.
+        """
         ended = self._ended.get(table_id)
-        return None if ended is None else ended.describe(table_id)
+        return None if ended is None else ended.describe(table_id, account)
 
     def forget(self, upto_ts: int) -> None:
         """Drop the versions that were replaced before `upto_ts`: no caller asks for them any more."""
@@ -218,11 +227,11 @@ class FollowedTables:
             self._learn()
             now = self._tables.now(table_id)
             if now is not None and account not in {SYSTEM_ACCOUNT.name, now.account}:
-                return describe_other_account(now.name, account)
+                return describe_other_account(account, self._tables.versions(table_id))
             if now is not None or table_id in self._history.unreadable():
                 self._unknown.pop(table_id, None)
                 return None
-            return self._tables.fate(table_id) or self._never_there(table_id)
+            return self._tables.fate(table_id, account) or self._never_there(table_id)
 
     def _never_there(self, table_id: int) -> str | None:
         """Return why a table that was never heard of counts as gone; None while news of it may still come."""

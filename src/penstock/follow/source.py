@@ -5,7 +5,7 @@ changefeed follows physical tables and the DDLs between their changes, a job fol
 its partitions. `penstock.follow.follower` implements both; simulations and tests have doubles.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -102,10 +102,15 @@ class TableGone(Invalid):
     """The source table was dropped, truncated or replaced."""
 
 
-def describe_other_account(name: str, account: str) -> str:
-    """Return why a table is gone for an account, and the remedy. The account may know the name."""
+def describe_other_account(account: str, versions: Iterable[SchemaVersion]) -> str:
+    """Return why a table is gone for an account, and the remedy.
+
+    Of the versions of the table, which are in order, only those of the account give it a name.
+    """
+    names = [version.name for version in versions if version.account == account]
+    subject = f"table {names[-1]}" if names else "the table"
     return (
-        f"table {name} does not belong to account {account} any more, or did not at that time; unregister its"
+        f"{subject} does not belong to account {account} any more, or did not at that time; unregister its"
         " jobs with `penstock job unregister`, and register them under the account that has the table"
     )
 
@@ -140,7 +145,8 @@ class TableScan:
         """
         others = (self.accounts or frozenset()) - {account}
         if others and account != SYSTEM_ACCOUNT.name:
-            raise TableGone(describe_other_account(self.schema.name, account))
+            versions = [self.schema] if self.before is None else [self.before, self.schema]
+            raise TableGone(describe_other_account(account, versions))
         return self
 
 
