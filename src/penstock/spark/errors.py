@@ -85,7 +85,8 @@ def _is_of_dead_java(error: BaseException) -> bool:
 
     A call of such a Java fails in its socket; the attributes of an ended session are None.
     """
-    if not isinstance(error, ConnectionError | AttributeError) or error.__traceback__ is None:
+    of_none = isinstance(error, AttributeError) and str(error).startswith("'NoneType' object")
+    if not (of_none or isinstance(error, ConnectionError)) or error.__traceback__ is None:
         return False
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return not {"py4j", "pyspark"}.isdisjoint(PurePath(innermost).parts)

@@ -2,6 +2,7 @@ import os
 import pickle
 
 import pytest
+from pyspark.errors import PySparkAttributeError
 
 from penstock.errors import Conflict, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.spark.errors import as_penstock_error, first_line, hide_worker_traceback, translate_spark_errors
@@ -144,3 +145,18 @@ def test_only_our_errors_are_shown_without_a_traceback(monkeypatch: pytest.Monke
 )
 def test_the_first_line_says_what_happened_and_no_more(text: str, line: str):
     assert first_line(RuntimeError(text)) == line
+
+
+def raised_inside_pyspark(code: str, **names: object) -> BaseException:
+    made = compile(code, "/x/site-packages/pyspark/sql/dataframe.py", "exec")
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the code decides which
+        exec(made, names)
+    return caught.value
+
+
+def test_a_missing_attribute_is_an_ended_session_only_where_the_session_is_none():
+    ended = as_penstock_error(raised_inside_pyspark("context.sc", context=None))
+    assert type(ended) is Unavailable
+    assert as_penstock_error(raised_inside_pyspark("frame.nothing", frame=object())) is None
+    unsupported = PySparkAttributeError("[ATTRIBUTE_NOT_SUPPORTED] Attribute `nothing` is not supported.")
+    assert as_penstock_error(raised_inside_pyspark("raise error", error=unsupported)) is None
