@@ -310,6 +310,23 @@ def test_flight_serves_tables_ranges_and_timestamps(held: Held) -> None:
         service.close()
 
 
+def test_a_ddl_that_resolves_during_an_answer_is_in_the_next_one(
+    held: Held, service: FlightService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held.schemas.resolved = NOW + 50
+
+    def resolve_late() -> int:
+        known, held.schemas.resolved = held.schemas.resolved, NOW + 200
+        return known
+
+    monkeypatch.setattr(held.schemas, "resolved_ts", resolve_late)
+    with FlightReader(service.addr) as remote:
+        first = remote.catalog(["shop.*"], 0)
+        second = remote.catalog(["shop.*"], first.ddl_ts)
+    assert first.resolved_ts == NOW + 50
+    assert [version.since_ts for version in second.histories[1].versions] == [0, NOW + 100]
+
+
 def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(
     held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -264,7 +264,8 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         """
         patterns, since_ts = _catalog_question(body)
         schemas = self._store.schemas
-        upto_ts, ddl_ts = schemas.resolved_ts(), schemas.last_ddl_ts()
+        upto_ts = schemas.resolved_ts()
+        ddl_ts = min(schemas.last_ddl_ts(), upto_ts)  # one that resolved in between is told next time
         histories: dict[int, Any] = {}
         for table_id in sorted(schemas.known_ids()) if ddl_ts > since_ts else ():
             versions = schemas.versions(table_id, 0, upto_ts)
