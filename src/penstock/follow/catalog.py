@@ -238,8 +238,22 @@ class TableCatalog:
                 return ts
             ts = reached_ts
 
+    def require_readable(self, ts: int, tables: Iterable[Life]) -> None:
+        """Raise Unavailable unless every DDL is known and some tables, which exist then, can be read at `ts`.
+
+        Without that, `changed_since` may leave out a table whose owner is gone, or has not caught up.
+        """
+        if self.resolved_ts < ts:
+            raise Unavailable(f"the captures know DDLs up to {self.resolved_ts}, not {ts}; wait for them")
+        for life in tables:
+            reached_ts = min((self._reach(table_id, ts, kept_s=0) for table_id in life.ids), default=ts)
+            if reached_ts < ts:
+                raise Unavailable(
+                    f"table {life.schema.name} can be read up to {reached_ts}, not {ts}; wait for its capture"
+                )
+
     def changed_since(self, ts: int, tables: Iterable[Life]) -> list[Life]:
-        """Return those of some tables that may have changes after `ts`."""
+        """Return those of some tables that may have changes after `ts`, up to where they can be read."""
         return [life for life in tables if any(self._changed_ts(table_id) > ts for table_id in life.ids)]
 
     def view(self, life: Life) -> TableView:
@@ -247,19 +261,21 @@ class TableCatalog:
         members = (Partition(self._storage, table_id, self._owners.get(table_id)) for table_id in life.ids)
         return TableView(life.schema.name, tuple(members), table_id=life.schema.table.id, fixed=True)
 
-    def _reach(self, table_id: int, needed_ts: int) -> int:
+    def _reach(self, table_id: int, needed_ts: int, *, kept_s: float = _OBJECTS_S) -> int:
         owner = self._owners.get(table_id)
-        return self._read_objects(table_id, needed_ts).flushed_ts if owner is None else owner.seen.readable_ts
+        if owner is not None:
+            return owner.seen.readable_ts
+        return self._read_objects(table_id, needed_ts, kept_s).flushed_ts
 
     def _changed_ts(self, table_id: int) -> int:
         owner = self._owners.get(table_id)
         return owner.seen.changed_ts if owner is not None else self._read_objects(table_id, 0).changed_ts
 
-    def _read_objects(self, table_id: int, needed_ts: int) -> _Objects:
+    def _read_objects(self, table_id: int, needed_ts: int, kept_s: float = _OBJECTS_S) -> _Objects:
         """Return how far a table's objects go; read its manifest again if that is too little for a while."""
         now = self._clock.monotonic()
         found = self._objects.get(table_id)
-        if found is None or (found.flushed_ts < needed_ts and now >= found.read_at + _OBJECTS_S):
+        if found is None or (found.flushed_ts < needed_ts and now >= found.read_at + kept_s):
             manifest = Partition(self._storage, table_id).state().manifest
             found = self._objects[table_id] = _Objects(manifest.flushed_ts, manifest.changed_ts, now)
         return found

@@ -402,7 +402,9 @@ class ManyTablesStreamReader(MicroBatchReader):
         planner = self._planner
         if not begin.ts:
             return planner.plan_snapshot(stop.ts)
-        return planner.plan_cut(planner.catalog.history.cut(begin.ts, stop.ts))
+        cut = planner.catalog.history.cut(begin.ts, stop.ts)
+        planner.catalog.require_readable(stop.ts, cut.tables.values())
+        return planner.plan_cut(cut)
 
 
 if ADMISSION is not None:

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from pyspark.sql.types import VariantVal
 
+from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.spark.many_tables import ManyTablesRead
 from penstock.spark.options import parse_options
 from support.feedworkload import FeedWorkload
 from support.feedworld import FeedWorld
+from support.itemtables import item
 from support.spark import latest_offset
 
 KINDS = ("integer", "composite", "not clustered")
@@ -110,6 +112,32 @@ def served(tmp_path: Path) -> Iterator[tuple[FeedWorld, str]]:
             yield world, flight.addr
         finally:
             flight.close()
+
+
+def test_a_batch_is_planned_again_only_when_all_its_tables_can_be_read(
+    served: tuple[FeedWorld, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("penstock.spark.stream._POLL_S", 0.0)
+    world, addr = served
+    world.create_database("shop")
+    one, two = (world.create_table(name, "integer") for name in ("shop.one", "shop.two"))
+    gone = world.create_table("shop.gone", "integer")
+    world.commit(*((table, [], [item("integer", 1, "a")]) for table in (one, two, gone)))
+    world.resolve_ddls()
+    world.resolve()
+    follower = Follower(world, addr)
+    follower.take_all()
+    world.drop_table(gone)
+    world.commit(*((table, [], [item("integer", 2, "b")]) for table in (one, two)))
+    world.resolve_ddls()
+    world.resolve()
+    follower.take_all()
+    assert {name: len(rows) for name, rows in follower.tables.items()} == {"shop.one": 2, "shop.two": 2}
+    world.store.close_table(gone.info.id, flush=False)
+    follower.restart()  # a table that is gone by then does not matter
+    world.store.close_table(two.info.id, flush=False)
+    with pytest.raises(Unavailable, match=r"table shop\.two can be read up to .* wait for its capture"):
+        follower.restart()
 
 
 @pytest.mark.parametrize("seed", range(8))
