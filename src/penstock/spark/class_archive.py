@@ -57,9 +57,9 @@ def make_home(spark: Path) -> Path | None:
         return None
     place = hashlib.sha256(os.fsencode(spark)).hexdigest()[:12]
     home = cache / f"{_HOME}{installed_version('pyspark')}-{place}"
-    if home.is_dir():
-        return home
     try:
+        if home.is_dir():
+            return home
         make_private_folder(cache)
         made = Path(mkdtemp(prefix=f".{_HOME}", dir=cache))
         link_spark(spark, made)
@@ -67,9 +67,9 @@ def make_home(spark: Path) -> Path | None:
             made.rename(home)
         except OSError:  # another process was faster
             shutil.rmtree(made)
-    except OSError:  # a home folder that cannot be written to
+        return home if home.is_dir() else None
+    except OSError:  # a home folder that cannot be written to, or is another user's
         return None
-    return home if home.is_dir() else None
 
 
 def link_spark(spark: Path, home: Path) -> None:

@@ -46,6 +46,7 @@ __all__ = [
     "quick_home",
     "require_java",
     "require_master",
+    "shown_master",
     "spark_home",
 ]
 
@@ -356,6 +357,11 @@ class Master:
     addresses: tuple[tuple[str, int], ...] = ()
 
 
+def shown_master(url: str) -> str:
+    """Return a master URL for messages and logs: that of Spark Connect may have a token after a `;`."""
+    return url.partition(";")[0]
+
+
 def parse_master(url: str) -> Master:
     """Parse a master URL; raise Invalid when Spark does not know such a master."""
     if _LOCAL.fullmatch(url):
@@ -370,7 +376,7 @@ def parse_master(url: str) -> Master:
         return Master(url, addresses=(_address(url, parts.netloc, default),))
     if url.startswith(CONNECT):
         return Master(url, addresses=(_address(url, urlsplit(url).netloc, _CONNECT_PORT),))
-    raise Invalid(f"spark.master = {url!r} is not a master that Spark knows; {_ALLOWED}")
+    raise Invalid(f"spark.master = {shown_master(url)!r} is not a master that Spark knows; {_ALLOWED}")
 
 
 def require_master(master: Master, environ: Mapping[str, str] = os.environ) -> None:
@@ -390,7 +396,8 @@ def require_master(master: Master, environ: Mapping[str, str] = os.environ) -> N
     if reason is not None:
         why = reason.strerror or str(reason)
         raise Unavailable(
-            f"Spark master {master.url} does not answer ({why.lower()}); start it, or correct spark.master"
+            f"Spark master {shown_master(master.url)} does not answer ({why.lower()}); start it, or correct"
+            " spark.master"
         ) from reason
 
 
@@ -401,7 +408,9 @@ def _address(url: str, text: str, default_port: int | None = None) -> tuple[str,
     except ValueError:
         host, port = None, None
     if not host or not port:
-        raise Invalid(f"spark.master = {url!r} has an address that is not host:port; {_ALLOWED}")
+        raise Invalid(
+            f"spark.master = {shown_master(url)!r} has an address that is not host:port; {_ALLOWED}"
+        )
     return host, port
 
 

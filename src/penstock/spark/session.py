@@ -30,6 +30,7 @@ from penstock.spark.jvm import (
     parse_master,
     require_java,
     require_master,
+    shown_master,
     spark_home,
 )
 
@@ -69,7 +70,8 @@ def build_session(
 
     A session that is there is used as it is: the active one, or that of `spark-submit`. It keeps its master,
     memory, time zone and name, and gets only those entries of `spark.conf` in the settings that it was not
-    given itself. With a master that is not local, the package is shipped to the executors.
+    given itself; a session of Spark Connect, which does not tell what it was given, gets all of them. With a
+    master that is not local, the package is shipped to the executors.
 
     Raises Invalid when Java is missing or too old, a setting is refused, or a session that this function
     built runs on another master; Unavailable when the master does not answer; messages have one line. `java`
@@ -119,7 +121,7 @@ def _find_session(wanted: SparkSettings) -> "SparkSession | None":
     if running.master != parse_master(wanted.master).url:
         raise Invalid(
             f"a Spark session on {running.master} runs in this process;"
-            f" stop it before one on {wanted.master} is built"
+            f" stop it before one on {shown_master(wanted.master)} is built"
         )
     return SparkSession.builder.getOrCreate()
 
@@ -278,7 +280,7 @@ def _why_not_started(error: Exception, master: Master) -> PenstockError:
     line = first_line(error)
     if "IllegalArgument" in f"{type(error).__name__} {error}":
         return Invalid(f"Spark refuses its configuration: {line}; check spark.* in the settings")
-    return Unavailable(f"Spark did not start on {master.url}: {line}; read the master's log")
+    return Unavailable(f"Spark did not start on {shown_master(master.url)}: {line}; read the master's log")
 
 
 def _expect_the_end(context: "SparkContext") -> None:

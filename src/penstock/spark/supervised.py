@@ -8,6 +8,8 @@ try.
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock import metrics
@@ -16,7 +18,15 @@ from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
 from penstock.settings import Settings
 from penstock.spark.errors import first_line
-from penstock.spark.jvm import JavaProcess, default_parallelism, parse_master, require_java, require_master
+from penstock.spark.jvm import (
+    CONNECT,
+    JavaProcess,
+    default_parallelism,
+    parse_master,
+    require_java,
+    require_master,
+    shown_master,
+)
 from penstock.spark.labels import enter_pool
 from penstock.spark.session import build_session, end_session, has_session
 
@@ -27,6 +37,8 @@ __all__ = ["SupervisedSession"]
 
 _ASK_S = 1.0
 """Seconds between questions to the gateway. The end of Java itself is noticed at once."""
+_ANSWER_S = 60.0
+"""Java that does not answer for so long hangs, whatever it is doing: it is killed, and replaced."""
 _BACKOFF = BackoffPolicy(base_s=1.0, cap_s=60.0, jitter=EQUAL_JITTER)
 _STEADY_S = 60.0
 """A session that died sooner counts as a failure in a row."""
@@ -40,9 +52,12 @@ _log = logging.getLogger(__name__)
 class SupervisedSession:
     """The session of this process, for any number of threads."""
 
-    def __init__(self, settings: Settings, *, app_name: str, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, settings: Settings, *, app_name: str, answer_s: float = _ANSWER_S, clock: Clock = SYSTEM
+    ) -> None:
         self._settings = settings
         self._app_name = app_name
+        self._answer_s = answer_s
         self._clock = clock
         self._changed = threading.Condition()
         # All below belongs to the condition.
@@ -65,8 +80,10 @@ class SupervisedSession:
         """
         if has_session():
             return
-        require_java()
-        require_master(parse_master(self._settings.spark.master))
+        master = parse_master(self._settings.spark.master)
+        if not master.url.startswith(CONNECT):  # whose Java is on the server
+            require_java()
+        require_master(master)
 
     def __call__(self, account: str) -> "SparkSession":
         """Return the session, with the account's pool for this thread's jobs; raise as `get`."""
@@ -178,7 +195,7 @@ class SupervisedSession:
             return not self._interrupted
 
     def _build(self) -> None:
-        _log.info("starting Spark", extra={"master": self._settings.spark.master})
+        _log.info("starting Spark", extra={"master": shown_master(self._settings.spark.master)})
         with self._changed:
             java = self._java = JavaProcess()
             self._java_end = ""
@@ -230,9 +247,21 @@ class SupervisedSession:
                 spark, end = self._spark, self._java_end
                 if self._stopping or spark is None:
                     return
-            reason = end or _why_dead(spark)
+            with self._killing_slow_java():
+                reason = end or _why_dead(spark)
             if reason:
                 self._lose(spark, reason)
+
+    @contextmanager
+    def _killing_slow_java(self) -> Iterator[None]:
+        """Kill Java when it does not answer in time: PySpark waits for an answer without bound."""
+        overdue = threading.Timer(self._answer_s, self._kill_java)
+        overdue.daemon = True
+        overdue.start()
+        try:
+            yield
+        finally:
+            overdue.cancel()
 
     def _pause(self, failures: int) -> None:
         """Wait before the next try; whoever asks for a session meanwhile learns at once why there is none."""
@@ -246,7 +275,8 @@ class SupervisedSession:
         """End Spark and Java, whatever is left of them."""
         with self._changed:
             self._spark = None
-        end_session()
+        with self._killing_slow_java():
+            end_session()
         self._java.end(_STOP_S)
 
 

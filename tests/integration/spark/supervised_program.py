@@ -83,13 +83,19 @@ def lose_and_find(session: SupervisedSession) -> None:
     say(
         "after the stop:", count(), SPARK_SESSIONS_LOST_TOTAL._value.get(), SPARK_SESSION_MISSING._value.get()
     )
+    java = java_of(os.getpid())
+    assert java is not None
+    os.kill(java, signal.SIGSTOP)
+    say(
+        "after the hang:", count(), SPARK_SESSIONS_LOST_TOTAL._value.get(), SPARK_SESSION_MISSING._value.get()
+    )
     start_job(session)
     say("java", java_of(os.getpid()))
 
 
 if __name__ == "__main__":
     configure_logs(style="text", level="INFO")
-    supervised = SupervisedSession(local_settings(), app_name="penstock-tests")
+    supervised = SupervisedSession(local_settings(), app_name="penstock-tests", answer_s=10)
     try:
         run_until_signalled(serve(supervised), on_signal=supervised.interrupt)
     finally:

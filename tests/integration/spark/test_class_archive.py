@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,17 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert make_home(tmp_path) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_home_of_another_user_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+    script = (  # the first call imports what the other user may not be able to
+        "import os, pathlib; from penstock.spark.class_archive import make_home;"
+        f" spark = pathlib.Path({str(tmp_path)!r}); make_home(spark); del os.environ['XDG_CACHE_HOME'];"
+        " os.seteuid(65534); print(make_home(spark))"
+    )
+    environ = {**os.environ, "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode) == ("None\n", 0), done.stderr

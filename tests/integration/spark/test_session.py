@@ -79,7 +79,9 @@ def test_interrupted_jobs_end_on_their_executors(spark: SparkSession):
             if not running.done():
                 spark.sparkContext.cancelAllJobs()
         assert "cancelled" in str(running.exception(timeout=60)).lower()
-    assert tracker.getActiveJobsIds() == []
+    while tracker.getActiveJobsIds():  # Spark notes the end of a job a moment after it failed
+        assert SYSTEM.monotonic() < deadline, "the job goes on"
+        SYSTEM.pause(0.05)
 
 
 def test_a_session_on_the_same_master_is_the_one_that_runs(spark: SparkSession):

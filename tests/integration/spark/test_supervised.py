@@ -69,18 +69,19 @@ def service(tmp_path: Path) -> Iterator[Service]:
         service.end()
 
 
-def test_a_session_whose_java_or_context_ends_is_replaced_and_ctrl_c_ends_a_running_job(
+def test_a_session_whose_java_or_context_ends_or_hangs_is_replaced_and_ctrl_c_ends_a_job(
     service: Service,
 ) -> None:
     assert service.lines(2) == ["own session: True", ENDED]
     assert service.lines(2) == ["after the kill: 3 1.0 0.0", "after the stop: 3 2.0 0.0"]
+    assert service.lines(1) == ["after the hang: 3 3.0 0.0"]
     (java,) = service.lines(1)
     service.press_ctrl_c()
     assert set(service.lines(2)) <= {ENDED, "stopped"}
     assert service.process.wait(STOP_S) == 0
     wait_until(lambda: not is_alive(int(java.split()[1])))
     log = service.log.read_text()
-    assert log.count("the Spark session died; a new one is built") == 2
+    assert log.count("the Spark session died; a new one is built") == 3
     assert "reason=Java was killed by SIGKILL" in log
     assert "Traceback" not in log
 

@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from penstock.errors import Invalid, Unavailable
-from penstock.settings import PoolSettings, SparkSettings, parse
+from penstock.settings import PoolSettings, Settings, SparkSettings, parse
 from penstock.spark.jvm import major_version, parse_master, require_java, require_master
 from penstock.spark.session import allocation_file, session_conf
+from penstock.spark.supervised import SupervisedSession
 
 
 def java(folder: Path, version: str) -> dict[str, str]:
@@ -106,6 +107,26 @@ def test_a_master_that_does_not_answer_is_unavailable_at_once():
         url = f"spark://127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(Unavailable, match=r"does not answer .*; start it, or correct spark\.master"):
             require_master(parse_master(url))
+
+
+def test_the_token_of_a_server_of_spark_connect_is_not_shown():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(Unavailable) as refused:
+        require_master(parse_master(f"sc://127.0.0.1:{port}/;token=s3cret"))
+    assert f"sc://127.0.0.1:{port}/ does not answer" in str(refused.value)
+    assert "s3cret" not in str(refused.value)
+    with pytest.raises(Invalid) as refused_too:
+        parse_master("sd://host/;token=s3cret")
+    assert "s3cret" not in str(refused_too.value)
+
+
+def test_a_server_of_spark_connect_needs_no_java_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"sc://127.0.0.1:{server.getsockname()[1]}"
+        SupervisedSession(Settings(spark=SparkSettings(master=url)), app_name="test").check()
 
 
 def test_one_of_several_masters_is_enough():
