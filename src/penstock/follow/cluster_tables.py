@@ -206,10 +206,16 @@ class FollowedTables:
             return self._tables.ids_since(table_id, since_ts)
 
     def accounts(self, table_id: int, since_ts: int) -> frozenset[str]:
-        """Return the accounts that a table belonged to at `since_ts` or later."""
+        """Return the accounts that a table belonged to at `since_ts` or later.
+
+        Raises Unavailable when none is known: schemas are read again after a failure.
+        """
         with self._lock:
             self._learn()
-            return frozenset(self._tables.accounts_since(table_id, since_ts))
+            found = frozenset(self._tables.accounts_since(table_id, since_ts))
+        if not found:
+            raise Unavailable(f"the account of table {table_id} is not known yet; wait for it")
+        return found
 
     def unreadable(self, table_ids: Iterable[int]) -> dict[int, SchemaVersion]:
         """Return those of some tables whose descriptions cannot be read, by id, each since it is so."""

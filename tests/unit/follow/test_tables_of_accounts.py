@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.read.partition import TableView
 from penstock.follow.cluster_tables import FollowedTables
 from penstock.follow.ddl_history import DdlHistory
@@ -80,3 +80,9 @@ def test_a_range_is_refused_with_the_name_that_the_account_knows() -> None:
         scan.check_account("bob")
     with pytest.raises(TableGone, match=r"^the table does not belong to account ann"):
         replace(scan, before=None).check_account("ann")
+
+
+def test_accounts_that_are_not_known_let_nobody_read() -> None:
+    assert follow(*RENAMED).accounts(7, 15) == {"ann", "bob"}
+    with pytest.raises(Unavailable, match="account of table 7 is not known yet"):
+        follow().accounts(7, 15)
