@@ -232,3 +232,17 @@ def test_a_first_sync_to_a_watermark_that_is_gone_goes_to_now_instead(bench: Ben
     _stale(bench, below=bench.world.resolve())
     assert bench.run(job_row("j"), to_ts=others_ts) == []
     assert bench.end("j").watermark == copy.ts == bench.world.ts > others_ts
+
+
+def test_a_table_that_one_account_lost_ends_the_jobs_of_that_account_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Copy()
+    bench.consumers = {"kept": kept.consumer(), "lost": Copy().consumer()}
+    reasons = {"ann": "the table does not belong to account ann any more"}
+    monkeypatch.setattr(bench.source, "why_gone", lambda _table_id, account: reasons.get(account))
+    assert bench.run(job_row("kept", "kept", account="bob"), job_row("lost", "lost", account="ann")) == []
+    assert bench.end("kept").state is JobState.COMPLETED
+    assert kept.rows == bench.world.versions.at(bench.world.ts)
+    lost = bench.end("lost")
+    assert (lost.state, lost.status.error_msg) == (JobState.ERROR, reasons["ann"])

@@ -119,23 +119,23 @@ class IterationRun:
             if row is None:
                 self._leave(job.key, None, OutcomeKind.FENCED)
         begun = [row for row in rows if row is not None]
-        return begun if self._check_table(begun) else []
+        return self._end_without_table(begun)
 
-    def _check_table(self, jobs: Sequence[Job]) -> bool:
-        """Return whether there is a table to read; if not, end the jobs with that."""
+    def _end_without_table(self, jobs: Sequence[Job]) -> list[Job]:
+        """End the jobs of accounts that have no table to read any more; return the others."""
         source = self._services.scan_config.source
-        try:
-            for account in {job.account for job in jobs}:
+        ended: dict[str, RunOutcome] = {}
+        for account in {job.account for job in jobs}:
+            try:
                 gone = source.why_gone(self.iteration.table_id, account)
                 if gone is not None:
                     raise TableGone(gone)
-        except PenstockError as error:
-            outcome = self._outcomes.fail(error, at=self._clock.wall_ms(), by_source=True)
-        else:
-            return True
+            except PenstockError as error:
+                ended[account] = self._outcomes.fail(error, at=self._clock.wall_ms(), by_source=True)
         for job in jobs:
-            self._write(job, outcome, None)
-        return False
+            if job.account in ended:
+                self._write(job, ended[job.account], None)
+        return [job for job in jobs if job.account not in ended]
 
     def _start(self, jobs: Sequence[Job], shared: SharedScan, folder: Path) -> None:
         runs = {
