@@ -94,9 +94,12 @@ def by_table(batch: "DataFrame") -> "dict[str, DataFrame]":
 
     The frames have the columns that the table has in this batch, then `_change_type`, `_commit_version` and
     `_commit_timestamp`. A row of type `truncate` or `drop` says that every earlier row of the table is gone;
-    its columns are null. Reads the batch once to find its tables, and again for each frame that is used:
-    persist it before. Raises Invalid when the batch is of another source, or a table has two schemas in it,
-    which only a read of a range with a DDL in it can have.
+    its columns are null. It has the version of the DDL, and so have the rows that the DDL brought: order by
+    `_commit_version`, and within one version take `truncate`, `drop`, `delete` and `update_preimage` first.
+
+    Reads the batch once to find its tables, and again for each frame that is used: persist it before. Raises
+    Invalid when the batch is of another source, or a table has two schemas in it, which only a read of a
+    range with a DDL in it can have.
     """
     missing = {TABLE, SCHEMA, PAYLOAD, *_FEED}.difference(batch.columns)
     if missing:
@@ -169,11 +172,12 @@ class _Label:
 
 @dataclass(frozen=True)
 class _RowsPiece:
-    """A part of the changes of one table."""
+    """A part of the changes of one table; `came_ts` is when a DDL brought them, 0 for changes of rows."""
 
     label: _Label
     part: "ChangesPartition"
     rows: ChangeRows
+    came_ts: int = 0
 
     @property
     def weight(self) -> int:
@@ -189,9 +193,11 @@ class _RowsPiece:
 
     def _encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        feed = [columns.pop(name) for name in _FEED]
+        kinds, *commits = (columns.pop(name) for name in _FEED)
+        if self.came_ts:
+            commits = _commits(self.came_ts, batch.num_rows)
         shown = {shown_name(name): column for name, column in columns.items()}
-        return self.label.batch(encode_objects(shown, batch.num_rows), feed)
+        return self.label.batch(encode_objects(shown, batch.num_rows), [kinds, *commits])
 
 
 @dataclass(frozen=True)
@@ -205,9 +211,13 @@ class _EndPiece:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yield the row."""
-        commits = pa.array([self.ts], pa.int64())
-        feed = [pa.array([self.kind]), commits, commit_times(commits.to_numpy())]
-        yield self.label.batch(pa.nulls(1, VARIANT), feed)
+        yield self.label.batch(pa.nulls(1, VARIANT), [pa.array([self.kind]), *_commits(self.ts, 1)])
+
+
+def _commits(ts: int, rows: int) -> list[pa.Array]:
+    """Return the version and the time of rows that all belong to one commit."""
+    versions = pa.repeat(pa.scalar(ts, pa.int64()), rows)
+    return [versions, commit_times(versions.to_numpy())]
 
 
 class ManyTablesInput(InputPartition):
@@ -280,12 +290,12 @@ class _Planner:
         changed = {id(life) for life in self.catalog.changed_since(cut.from_ts, cut.tables.values())}
         for name, life in cut.tables.items():
             if name in cut.arrived:
-                yield from self._rows(life, 0, begin_ts)
+                yield from self._rows(life, 0, begin_ts, came_ts=begin_ts)
             from_ts = begin_ts if name in cut.arrived else cut.from_ts
             if from_ts < cut.to_ts and id(life) in changed:
                 yield from self._rows(life, from_ts, cut.to_ts)
 
-    def _rows(self, life: "Life", from_ts: int, to_ts: int) -> Iterator[_RowsPiece]:
+    def _rows(self, life: "Life", from_ts: int, to_ts: int, *, came_ts: int = 0) -> Iterator[_RowsPiece]:
         rows = ChangeRows(life.schema.table)
         label = _Label.of(life, rows)
         with name_stale_reads(life.schema.name):
@@ -297,7 +307,7 @@ class _Planner:
                 part_bytes=self._options.partition_bytes,
                 parallelism=self._parallelism,
             )
-        return (_RowsPiece(label, part, rows) for part in parts)
+        return (_RowsPiece(label, part, rows, came_ts) for part in parts)
 
     def _group(self, pieces: "Iterable[_RowsPiece | _EndPiece]") -> list[InputPartition]:
         """Return pieces in tasks of about the same size."""

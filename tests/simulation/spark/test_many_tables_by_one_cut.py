@@ -71,13 +71,11 @@ class Follower:
     def _apply(self, rows: list[Row]) -> None:
         schemas = {(row["_table"], row["_schema"], row["_schema_version"]) for row in rows}
         assert len(schemas) == len({name for name, _, _ in schemas}), "a batch goes across a DDL"
-        for row in rows:
+        ends = {"truncate", "drop", "delete", "update_preimage"}
+        for row in sorted(rows, key=lambda row: (row["_commit_version"], row["_change_type"] not in ends)):
             if row["_change_type"] in {"truncate", "drop"}:
                 assert row["payload"] is None
                 self.tables.pop(row["_table"], None)
-        ends = {"delete", "update_preimage"}
-        for row in sorted(rows, key=lambda row: (row["_commit_version"], row["_change_type"] not in ends)):
-            if row["payload"] is None:
                 continue
             values = VariantVal(**row["payload"]).toPython()
             keys = self.tables.setdefault(row["_table"], {})
