@@ -12,7 +12,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
@@ -180,10 +180,7 @@ class PreparedEngine:
             for number, item in enumerate(work)
         ]
 
-    async def write(
-        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
-    ) -> list[WriteResult]:
-        assert local_payloads is None, "the sink has one engine"
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         loop = asyncio.get_running_loop()
         return await asyncio.gather(
             *(loop.run_in_executor(self._threads, self._write, file) for file in files)

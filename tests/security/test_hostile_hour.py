@@ -96,6 +96,7 @@ class World:
 def open_world(folder: Path) -> Iterator[World]:
     with BlackHole() as hole:
         tree = {
+            "engine": "local",
             "store": {"pd_addr": "127.0.0.1:0"},
             "capture": {"flight_addr": "127.0.0.1:0"},
             "jobs": {"greedy_interval_s": 0.2, "interval_s": 0.5, "stall_s": 5},

@@ -58,6 +58,7 @@ def test_a_whole_deployment_keeps_its_rows_to_itself(tmp_path: Path) -> None:
     feed, copy = tmp_path / "feed", tmp_path / "copy"
     data = tmp_path / "data"
     tree: dict[str, Any] = {
+        "engine": "local",
         "store": {"pd_addr": "127.0.0.1:0", "data": str(data / "store")},
         "capture": {
             "flight_addr": "127.0.0.1:0",

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, cast
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
@@ -141,10 +141,7 @@ class RowlessEngine:
             for number, size in enumerate(sizes)
         ]
 
-    async def write(
-        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
-    ) -> list[WriteResult]:
-        assert local_payloads is None, "the sink has one engine"
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         for file in files:
             self._under_way[file.dispatcher_id] += 1
             assert self._under_way[file.dispatcher_id] == 1, "a dispatcher has two files at once"

@@ -1,6 +1,6 @@
 """One changefeed through its failures: it runs until it is stopped, finished, or cannot go on."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from penstock.changefeeds.failures import GIVE_UP_S, FailureTracker
 from penstock.changefeeds.model import ChangefeedState, ProgressStore
@@ -25,7 +25,7 @@ class Changefeed:
         options: ChangefeedOptions,
         *,
         source: SliceSource,
-        open_sink: Callable[[], Sink],
+        open_sink: Callable[[], Awaitable[Sink]],
         files: SinkFiles,
         progress: ProgressStore,
         give_up_s: float = GIVE_UP_S,
@@ -96,7 +96,7 @@ class Changefeed:
                 self._changefeed_id,
                 resumed,
                 source=self._source,
-                sink=self._open_sink(),
+                sink=await self._open_sink(),
                 files=self._files,
                 progress=self._progress,
                 options=self._options,

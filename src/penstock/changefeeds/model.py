@@ -106,6 +106,8 @@ class ChangefeedInfo:
 
 
 _SECRETS = ("sink", "sink_uri", "storage_options")
+_REMOVED = ("spark_rows",)
+"""Settings that changefeeds of earlier releases have, and that mean nothing any more."""
 
 
 def _split_secrets(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -117,6 +119,7 @@ def _split_secrets(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def _join_secrets(settings: Mapping[str, Any], secrets: Mapping[str, Any] | None) -> dict[str, Any]:
+    settings = {name: value for name, value in settings.items() if name not in _REMOVED}
     if secrets is not None:
         return {**settings, **secrets}
     in_clear = {name: _escape(value) for name, value in settings.items() if name in _SECRETS}

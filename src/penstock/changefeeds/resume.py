@@ -1,7 +1,7 @@
 """Where the dispatchers of a changefeed begin: at its start, and again after every stop."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -69,7 +69,7 @@ async def restore_progress(
     source: SliceSource,
     progress: ProgressStore,
     files: SinkFiles,
-    open_sink: Callable[[], Sink],
+    open_sink: Callable[[], Awaitable[Sink]],
     clock: Clock,
 ) -> RestoredProgress:
     """Read the stored progress, look at the remote, and return the dispatchers with their positions.
@@ -90,7 +90,7 @@ class _Resumption:
     source: SliceSource
     progress: ProgressStore
     files: SinkFiles
-    open_sink: Callable[[], Sink]
+    open_sink: Callable[[], Awaitable[Sink]]
     clock: Clock
 
     async def run(self) -> RestoredProgress:
@@ -282,7 +282,7 @@ class _Resumption:
         """
         if not records:
             return
-        sink = self.open_sink()
+        sink = await self.open_sink()
         try:
             for start in range(0, len(records), _FILES_AGAIN_MAX):
                 files = [

@@ -28,7 +28,7 @@ _POLL_S = 1.0
 _TTL_S = float(ChangefeedSettings.model_fields["lease_ttl_s"].default)
 
 OpenEngine = Callable[[str, SinkOptions], SinkEngine]
-"""Opens the engine of a changefeed; it is called once for each run."""
+"""Opens the engine of a changefeed, on a thread, for each run: it may wait for Spark to start."""
 
 _log = logging.getLogger(__name__)
 
@@ -204,8 +204,10 @@ class _RunningChangefeed:
         finally:
             await source.close()
 
-    def _open_sink(self, files: RemoteFiles, lease: LeasedProgress, options: SinkOptions) -> StorageSink:
-        engine = self._open_engine(self._changefeed_id, options)
+    async def _open_sink(
+        self, files: RemoteFiles, lease: LeasedProgress, options: SinkOptions
+    ) -> StorageSink:
+        engine = await call_in_thread(self._open_engine, self._changefeed_id, options)
         return StorageSink(engine, files, lease, options, changefeed=self._changefeed_id, clock=self._clock)
 
     async def _drive(

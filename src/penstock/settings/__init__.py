@@ -7,7 +7,7 @@ allowed; values of secrets are masked.
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator
@@ -60,6 +60,14 @@ _SECRET_KEYS = (
     ".sink",
     "headers",
 )
+_REMOVED_KEYS = (
+    (
+        re.compile(r"changefeeds\.(?:.*\.)?spark_rows"),
+        "remove it: changefeeds of every size run on Spark; to use no Spark, write `engine: local` at the top of"
+        " the settings file",
+    ),
+)
+"""Keys of earlier releases, and what to write instead."""
 _FEED_NAME = re.compile(r"(?!.{129})[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 
 
@@ -74,6 +82,8 @@ class Settings(Frozen):
     store: StoreSettings = StoreSettings()
     puller: PullerSettings = PullerSettings()
     capture: CaptureSettings = CaptureSettings()
+    engine: Literal["spark", "local"] = "spark"
+    """Who works on rows: Spark, or `local`: the services themselves, for machines without Java."""
     spark: SparkSettings = SparkSettings()
     changefeeds: dict[str, ChangefeedSettings] = Field({})
     """Changefeeds by name; `penstock up` and `changefeed run` create those that are missing."""
@@ -204,6 +214,9 @@ def _describe(error: ValidationError, *, within: str = "") -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"]) or "settings"
     if first["type"] == "extra_forbidden":
+        for pattern, remedy in _REMOVED_KEYS:
+            if pattern.fullmatch(within + key):
+                return f"key {key!r} is of an earlier release; {remedy}"
         return f"unknown key {key!r}; docs/configuration.md lists the keys"
     return f"{key} = {_render_value(within + key, first['input'])} is refused: {first['msg']}"
 

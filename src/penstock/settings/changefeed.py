@@ -46,8 +46,6 @@ class ChangefeedSettings(Frozen):
     """Rows to send, for tables whose rows are not all sent."""
     split_rows: int = Field(0, ge=0)
     """Split large tables into key ranges of this many rows, one dispatcher each; 0 splits no table."""
-    spark_rows: int = Field(20_000, ge=0)
-    """Changes from which Spark executors encode and write; this process handles fewer by itself."""
     ignore_ineligible_table: bool = True
     """Go on without tables that cannot be captured, and warn; false: fail until they can be."""
     lease_ttl_s: float = Field(15, ge=1, le=3600)

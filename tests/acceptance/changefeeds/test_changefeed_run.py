@@ -37,7 +37,7 @@ ITEMS = [
     ("choice", "enum('a','b')"),
 ]
 FORMATS: dict[str, dict[str, Any]] = {
-    "canal": {"sink": {"protocol": "canal-json", "enable-tidb-extension": True}, "spark_rows": 0},
+    "canal": {"sink": {"protocol": "canal-json", "enable-tidb-extension": True}},
     "csv": {
         "sink": {
             "protocol": "csv",
@@ -48,7 +48,7 @@ FORMATS: dict[str, dict[str, Any]] = {
             "compression": "gzip",
         }
     },
-    "parquet": {"sink": {"protocol": "parquet", "file-size": "10KiB"}, "spark_rows": 50},
+    "parquet": {"sink": {"protocol": "parquet", "file-size": "10KiB"}},
     "debezium": {"sink": {"protocol": "debezium", "compression": "zstd"}, "split_rows": 40},
 }
 SLIM = {

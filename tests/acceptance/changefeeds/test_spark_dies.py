@@ -56,7 +56,6 @@ class World:
                 "copy": {
                     "sink_uri": f"file://{folder}/copy",
                     "sink": {"protocol": "canal-json", "flush-interval": "1s"},
-                    "spark_rows": 0,
                 }
             },
             "up": {"jobs": False, "api": False, "data": str(folder / "up")},

@@ -42,7 +42,7 @@ def test_every_guide_is_run() -> None:
 
 
 def test_guides_with_code_of_ones_own_and_a_backup(tmp_path: Path) -> None:
-    with DocWorld(tmp_path, settings={"jobs": QUICK}) as world:
+    with DocWorld(tmp_path, settings={"engine": "local", "jobs": QUICK}) as world:
         for name in TOGETHER:
             assert world.follow(GUIDES / name)
 
@@ -50,7 +50,7 @@ def test_guides_with_code_of_ones_own_and_a_backup(tmp_path: Path) -> None:
 def test_the_guide_to_object_storage(tmp_path: Path, s3_server: S3Server) -> None:
     buckets = [s3_server.bucket(name) for name in ("penstock-events", "penstock-lake")]
     s3 = {"AWS_ENDPOINT_URL": buckets[0].endpoint, "AWS_ALLOW_HTTP": "true"}
-    with DocWorld(tmp_path, environment=s3, settings={"jobs": QUICK}) as world:
+    with DocWorld(tmp_path, environment=s3, settings={"engine": "local", "jobs": QUICK}) as world:
         assert world.follow(GUIDES / "s3.md")
 
 

@@ -145,7 +145,7 @@ def up(installed: Installed) -> Iterator[str]:
     addresses = {shown: f"127.0.0.1:{free_port()}" for shown in SHOWN}
     for shown, here in addresses.items():
         text = text.replace(shown, here)
-    settings.write_text(text)
+    settings.write_text(f"engine: local\n{text}")
     command = [installed.programs / "penstock", "up", "--config", "penstock.yaml"]
     with (
         (installed.folder.parent / "up.log").open("w+") as log,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from pyspark.sql import SparkSession
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import encode_part
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork
-from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.engines.sized import SizedEngine
 from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changes.limits import ReadLimit
 from penstock.errors import Unavailable
@@ -121,26 +118,6 @@ async def test_executors_make_the_chunks_and_files_of_one_process(
     for segment in {chunk.segment for chunk in (*first, *second)}:
         await engine.release(segment)
     assert persisted(spark) == before, "what is released takes no room"
-    await engine.close()
-
-
-async def test_a_file_may_have_chunks_that_were_encoded_elsewhere(
-    spark: SparkSession, world: ServedWorld, target: StorageRef
-) -> None:
-    work = halves(world)
-    numbers = count(1)
-    near, far = LocalEngine(target, numbers=numbers), SparkEngine(spark, target, numbers=numbers)
-    engine = SizedEngine(near, lambda: far, spark_rows=10**9)
-    (first,), (second,) = await far.encode(work[:1]), await engine.encode(work[1:])
-    assert near.segments == (second[0].segment,)
-    files = [
-        file_of("both", first[-1], *second[:2]),
-        file_of("far", *first[:-1]),
-        file_of("near", *second[2:]),
-    ]
-    assert [each.error for each in await engine.write(files)] == ["", "", ""]
-    contents = [target.open().read(file_of(name).data_path) or b"" for name in ("far", "both", "near")]
-    assert b"".join(contents) == b"".join([*payloads(work[0]), *payloads(work[1])])
     await engine.close()
 
 

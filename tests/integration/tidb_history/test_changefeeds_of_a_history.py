@@ -14,7 +14,7 @@ from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.directory.reader import Ddl
 from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.engines.sized import sized_engine
+from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, decode_checkpoint
 from penstock.changefeeds.sinks.storage.options import SinkOptions
@@ -113,12 +113,12 @@ def keep_dates(row: Row, rows: list[Row]) -> Row:
 
 @contextmanager
 def running(world: HistoryWorld, spark: SparkSession) -> Iterator[None]:
-    """Run the changefeeds: canal-json in this process alone, csv with Spark for large work."""
+    """Run the changefeeds: canal-json in this process, csv on Spark."""
 
     def open_engine(feed: str, options: SinkOptions) -> SinkEngine:
         if feed == "canal":
             return LocalEngine(options.target)
-        return sized_engine(lambda: spark, feed, options.target, threads=2, spark_rows=options.spark_rows)
+        return SparkEngine(spark, options.target, account=feed, threads=2)
 
     async def start() -> "asyncio.Task[None]":
         client = world.replay_state.client
@@ -144,7 +144,6 @@ def changefeeds(folder: Path) -> dict[str, object]:
             "sink_uri": f"file://{folder}/{feed}?{parameters}&flush-interval=1s",
             "tables": tables,
             "start": 1,
-            "spark_rows": 5000,
         }
         for feed, (parameters, _) in FEEDS.items()
     }

@@ -252,7 +252,7 @@ class Run:
             return True
         return False
 
-    def _open(self) -> RecordingSink:
+    async def _open(self) -> RecordingSink:
         self.sink = RecordingSink(self.remote, self.progress, wake=False, write=False, fault=self._operation)
         self.sink.on_add = self.checks.sent
         self.sink.on_ddl = self.checks.ddl

@@ -217,7 +217,7 @@ class Simulation:
             if step != "release" and self.weather.strikes(f"engine {step}", 0.01):
                 raise Unavailable("no executor is there")
 
-        def open_sink() -> StorageSink:
+        async def open_sink() -> StorageSink:
             self.engine = WeighingEngine(options.target, options.spool_disk_quota, at)
             self.engines.append(self.engine)
             return StorageSink(self.engine, files, progress, options, changefeed="feed", clock=self.clock)

@@ -37,6 +37,11 @@ def test_values_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("kv: {max_batch_size: -1}", r"kv.max_batch_size = -1 is refused: .*greater than or equal to 0"),
         ("kv: {max_batch_sizes: 1}", r"unknown key 'kv.max_batch_sizes'"),
+        ("engine: flink", r"engine = 'flink' is refused: .*'spark' or 'local'"),
+        (
+            "changefeeds: {lake: {sink_uri: 'file:///x', spark_rows: 0}}",
+            r"key 'changefeeds.lake.spark_rows' is of an earlier release; remove it: .* `engine: local`",
+        ),
         ("store: {stores: many}", r"store.stores = 'many' is refused: .*integer"),
         ("tls: {ca_path: ca.pem, cert_path: c.pem}", r"cert_path and key_path belong together; set both"),
         ("- a\n- b", r"must be a mapping"),

@@ -40,7 +40,7 @@ def test_a_consumer_knows_its_job_and_its_scratch_is_gone_afterwards(bench: Benc
     assert (context.id, context.key, context.account) == (job.id, job.key, "shop")
     assert not context.scratch.exists()
     assert not list((bench.folder / "jobs").iterdir())
-    with pytest.raises(Invalid, match="no Spark"):
+    with pytest.raises(Invalid, match="engine: spark"):
         context.spark()
 
 

@@ -1,6 +1,6 @@
 """The seam between the sink's decisions and the engine that touches rows: Spark, or this process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,14 +72,8 @@ class SinkEngine(Protocol):
         A slice without rows (all were filtered out) has no chunks.
         """
 
-    async def write(
-        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
-    ) -> list[WriteResult]:
-        """Write files, each data first, then index; one that fails does not stop the others.
-
-        `local_payloads` has the payloads of segments that this engine does not have, by their chunks'
-        numbers.
-        """
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
+        """Write files, each data first, then index; one that fails does not stop the others."""
 
     async def release(self, segment: int) -> None:
         """Forget a segment of which no chunk is needed any more."""

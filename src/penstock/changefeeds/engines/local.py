@@ -1,10 +1,9 @@
-"""An engine in this process, for work that is too small for a Spark job; how both engines write files."""
+"""An engine in this process, for `engine: local`; how both engines write files."""
 
-import math
 import posixpath
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,46 +25,29 @@ Step = Literal["encode", "write", "written", "release"]
 Hook = Callable[[Step], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The most that is encoded in one job."""
-
-    rows: float = math.inf
-    nbytes: float = math.inf
-
-
 @dataclass(slots=True)
 class _Segment:
     """The payloads of an encode job, by the numbers of its chunks, and the work to make them again."""
 
     work: tuple[EncodeWork, ...]
     payloads: list[bytes] | None
-    nbytes: int
 
 
 class LocalEngine:
     """Encodes and writes in threads of this process. Implements SinkEngine.
 
-    Payloads stay in memory until their segment is released. `numbers` gives the numbers of its segments. For
-    tests: `at` is awaited before each step, and once more when files are on the remote and the caller does
-    not know it yet (`written`); it may take time, fail, or never return. `lose` drops payloads as a lost
-    executor does.
+    Payloads stay in memory until their segment is released. For tests: `at` is awaited before each step, and
+    once more when files are on the remote and the caller does not know it yet (`written`); it may take time,
+    fail, or never return. `lose` drops payloads as a lost executor does.
     """
 
-    def __init__(
-        self,
-        target: StorageRef,
-        *,
-        at: Hook | None = None,
-        threads: int = 8,
-        numbers: Iterator[int] | None = None,
-    ) -> None:
+    def __init__(self, target: StorageRef, *, at: Hook | None = None, threads: int = 8) -> None:
         self._target = target
         self._at = at
         self._writers = threads
         self._threads = ThreadRunner(threads, "penstock-engine")
         self._segments: dict[int, _Segment] = {}
-        self._numbers = numbers or count(1)
+        self._numbers = count(1)
         self._encoding_again = threading.Lock()
 
     @property
@@ -76,7 +58,7 @@ class LocalEngine:
     @property
     def held_bytes(self) -> int:
         """The bytes of all payloads in memory."""
-        return sum(segment.nbytes for segment in self._segments.values() if segment.payloads is not None)
+        return sum(len(payload) for segment in self._segments.values() for payload in segment.payloads or ())
 
     def lose(self, segment: int) -> None:
         """Drop the payloads of a segment; they are encoded again when they are needed."""
@@ -84,39 +66,26 @@ class LocalEngine:
 
     async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
         """Encode slices into one new segment; return the chunks of each slice, in order."""
-        chunks = await self.encode_up_to(work, Bound())
-        assert chunks is not None, "there is no bound"
-        return chunks
-
-    async def encode_up_to(self, work: Sequence[EncodeWork], bound: Bound) -> list[list[Chunk]] | None:
-        """Encode slices; return None and hold nothing when they turn out to exceed the bound."""
         await self._reach("encode")
         number = next(self._numbers)
-        encoded = await self._threads.call(_encode, number, work, bound)
-        if encoded is None:
-            return None
-        chunks, payloads = encoded
+        chunks, payloads = await self._threads.call(_encode, number, work)
         if payloads:
-            self._segments[number] = _Segment(tuple(work), payloads, sum(map(len, payloads)))
+            self._segments[number] = _Segment(tuple(work), payloads)
         return chunks
 
-    async def write(
-        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
-    ) -> list[WriteResult]:
-        """Write files of its own segments and of those in `local_payloads`."""
-        given = local_payloads or {}
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
+        """Write files, each data first, then index; one that fails does not stop the others."""
 
         def payloads(file: FileWork) -> Iterator[bytes]:
             for chunk in file.chunks:
-                segment = chunk.segment
-                yield (given[segment] if segment in given else self.payloads(segment))[chunk.number]
+                yield self._payloads(chunk.segment)[chunk.number]
 
         await self._reach("write")
         results = await self._threads.call(write_files, files, payloads, self._target, threads=self._writers)
         await self._reach("written")
         return results
 
-    def payloads(self, number: int) -> Sequence[bytes]:
+    def _payloads(self, number: int) -> Sequence[bytes]:
         """Return the payloads of a segment by their chunks' numbers; raise Invalid when it is released."""
         segment = self._segments.get(number)
         if segment is None:
@@ -125,9 +94,7 @@ class LocalEngine:
             )
         with self._encoding_again:
             if segment.payloads is None:
-                encoded = _encode(number, segment.work, Bound())
-                assert encoded is not None, "there is no bound"
-                segment.payloads = encoded[1]
+                _, segment.payloads = _encode(number, segment.work)
             return segment.payloads
 
     async def release(self, segment: int) -> None:
@@ -145,23 +112,23 @@ class LocalEngine:
             await self._at(step)
 
 
-def _encode(
-    segment: int, work: Sequence[EncodeWork], bound: Bound
-) -> tuple[list[list[Chunk]], list[bytes]] | None:
-    """Return the chunks of each slice and all payloads; None when they exceed the bound."""
+def _encode(segment: int, work: Sequence[EncodeWork]) -> tuple[list[list[Chunk]], list[bytes]]:
+    """Return the chunks of each slice, and all payloads."""
     chunks: list[list[Chunk]] = []
     payloads: list[bytes] = []
-    rows = nbytes = 0
     for item in work:
         chunks.append([])
         for part in range(len(item.slice.parts)):
             for encoded in retry_when_moved(partial(encode_part, item.slice, part, item.options)):
-                size = len(encoded.payload)
-                rows, nbytes = rows + encoded.rows, nbytes + size
-                if rows > bound.rows or nbytes > bound.nbytes:
-                    return None
-                positions = encoded.start, encoded.end
-                chunk = Chunk(segment, len(payloads), *positions, encoded.rows, size, encoded.traced)
+                chunk = Chunk(
+                    segment,
+                    len(payloads),
+                    encoded.start,
+                    encoded.end,
+                    encoded.rows,
+                    len(encoded.payload),
+                    encoded.traced,
+                )
                 chunks[-1].append(chunk)
                 payloads.append(encoded.payload)
     return chunks, payloads

@@ -2,13 +2,13 @@
 
 A segment of the spool is a DataFrame that is persisted MEMORY_AND_DISK. Spark's block manager is the spool's
 memory and disk; a block that is lost with its executor is encoded again from the event store, with the same
-bytes. The driver sees descriptors only, except for payloads that were encoded locally.
+bytes. The driver sees descriptors only.
 
 `write_in_order` writes the files of one task, whose payloads come in order, with overlapping requests.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,7 +79,6 @@ _CHUNKS = pa.schema(
     ]
 )
 DESCRIPTORS = tuple(name for name in _CHUNKS.names if name != "payload")
-_PAYLOADS = pa.schema([("place", pa.int64()), ("nbytes", pa.int64()), ("payload", pa.binary())])
 _RESULTS = pa.schema(
     [("number", pa.int32()), ("data_path", pa.string()), ("nbytes", pa.int64()), ("error", pa.string())]
 )
@@ -93,16 +92,6 @@ def chunk_batch(which: int, part: int, number: int, encoded: "EncodedChunk") -> 
     packed = pa.compress(encoded.payload, codec=_CODEC, asbytes=True)
     traced = np.array(encoded.traced, _TRACED).tobytes()
     return _one_row(_CHUNKS, [*row, len(encoded.payload), traced, packed])
-
-
-def payload_table(payloads: Iterable[tuple[int, bytes]]) -> pa.Table:
-    """Return rows of (place, nbytes, payload) for `read_payloads`."""
-    rows = [
-        (place, len(payload), pa.compress(payload, codec=_CODEC, asbytes=True)) for place, payload in payloads
-    ]
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, _PAYLOADS.types, strict=True)]
-    return pa.table(arrays, schema=_PAYLOADS)
 
 
 def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
@@ -158,7 +147,7 @@ def _one_row(schema: pa.Schema, row: list[object]) -> pa.RecordBatch:
 class SparkEngine:
     """Implements SinkEngine with Spark jobs.
 
-    `account` names the scheduler pool of its jobs, `numbers` gives the numbers of its segments.
+    `account` names the scheduler pool of its jobs.
     """
 
     def __init__(
@@ -168,14 +157,13 @@ class SparkEngine:
         *,
         account: str = "",
         threads: int = 16,
-        numbers: Iterator[int] | None = None,
     ) -> None:
         self._spark = spark
         self._target = target
         self._account = account
         self._threads = threads
         self._tasks = _TASKS_PER_CORE * default_parallelism(spark)
-        self._numbers = numbers or count(1)
+        self._numbers = count(1)
         self._segments: dict[int, DataFrame] = {}
         self._jobs = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-sink-job")
 
@@ -184,11 +172,9 @@ class SparkEngine:
         what = f"encode {len(work)} slices"
         return await self._run(what, lambda: self._encode(next(self._numbers), tuple(work)))
 
-    async def write(
-        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]] | None = None
-    ) -> list[WriteResult]:
-        """Write files on executors; those of `local_payloads` are sent there."""
-        return await self._run(f"write {len(files)} files", lambda: self._write(files, local_payloads or {}))
+    async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
+        """Write files on executors, each data first, then index; one that fails does not stop the others."""
+        return await self._run(f"write {len(files)} files", lambda: self._write(files))
 
     async def release(self, segment: int) -> None:
         """Unpersist a segment."""
@@ -257,9 +243,7 @@ class SparkEngine:
             for which in range(len(work))
         ]
 
-    def _write(
-        self, files: Sequence[FileWork], local_payloads: Mapping[int, Sequence[bytes]]
-    ) -> list[WriteResult]:
+    def _write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         if not files:
             return []
         tasks = spread(range(len(files)), self._tasks, weight=lambda number: _nbytes(files[number]))
@@ -268,18 +252,7 @@ class SparkEngine:
         for number, file in enumerate(files):
             for place, chunk in enumerate(file.chunks):
                 places.setdefault(chunk.segment, {})[chunk.number] = number << _PLACE_BITS | place
-        selected = [
-            self._select_payloads(segment, of_segment)
-            for segment, of_segment in places.items()
-            if segment not in local_payloads
-        ]
-        local = [
-            (place, payloads[number])
-            for segment, payloads in local_payloads.items()
-            for number, place in places.get(segment, {}).items()
-        ]
-        if local:
-            selected.append(self._spark.createDataFrame(payload_table(local)))
+        selected = [self._select_payloads(segment, of_segment) for segment, of_segment in places.items()]
         payload_rows = reduce(lambda left, right: left.unionAll(right), selected)
         file_number = F.shiftright("place", _PLACE_BITS)
         task = _look_up(file_number, task_of).cast("int")

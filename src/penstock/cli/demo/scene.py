@@ -116,12 +116,11 @@ def _sink(changes: Path, protocol: str, parameters: str = "") -> str:
 
 
 def parquet_feed(changes: Path) -> dict[str, object]:
-    """Return the changefeed that is created while everything runs: first all rows, on Spark, then changes."""
+    """Return the changefeed that is created while everything runs: first all rows, then changes."""
     return {
         "sink_uri": _sink(changes, "parquet"),
         "tables": ["shop.*"],
         "start": "snapshot",
-        "spark_rows": 1000,
     }
 
 

@@ -1,10 +1,12 @@
-"""`penstock changefeed run`: run changefeeds in the foreground, on Spark."""
+"""`penstock changefeed run`: run changefeeds in the foreground, on Spark or with `engine: local`."""
 
 import os
 import socket
+from dataclasses import replace
 
 from penstock import tracing
-from penstock.changefeeds.engines.sized import SizedEngine, sized_engine
+from penstock.changefeeds.engines.engine import SinkEngine
+from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.store import ChangefeedStore
@@ -13,6 +15,7 @@ from penstock.clock import SYSTEM
 from penstock.kv import AsyncClient
 from penstock.secret_keys import Keyring
 from penstock.settings import Settings
+from penstock.spark.options import absolute_url
 from penstock.spark.shipping import for_executors
 from penstock.spark.supervised import SupervisedSession
 
@@ -23,12 +26,12 @@ def serve(settings: Settings, *, until_idle: bool = False) -> None:
     """Run changefeeds until SIGTERM or SIGINT, then write what was read and stop.
 
     Changefeeds of the settings are created first when they do not exist. Prints one line of JSON once it is
-    ready. Spark starts with the first work that is large enough for it. With `until_idle` it also ends once
-    every changefeed has finished, failed or is stopped.
+    ready. With `until_idle` it also ends once every changefeed has finished, failed or is stopped.
     """
     shared = for_executors(settings)
     session = SupervisedSession(shared, app_name="penstock-changefeeds")
-    session.check()
+    if settings.engine == "spark":
+        session.check()
     try:
         with serve_metrics(settings.metrics_addr) as metrics:
             work = _run(shared, session, metrics, until_idle=until_idle)
@@ -47,10 +50,14 @@ async def _run(
         await create_configured_changefeeds(feeds, settings, now_ts=await client.timestamp())
         print_ready({"changefeeds": [feed.info.id for feed in await feeds.list()]} | metrics)
 
-        def engine(feed_id: str, options: SinkOptions) -> SizedEngine:
-            threads, spark_rows = options.worker_count, options.spark_rows
-            return sized_engine(session.get, feed_id, options.target, threads=threads, spark_rows=spark_rows)
+        def open_engine(feed_id: str, options: SinkOptions) -> SinkEngine:
+            if settings.engine == "local":
+                return LocalEngine(options.target, threads=options.worker_count)
+            from penstock.changefeeds.engines.spark import SparkEngine  # imported late: it loads PySpark
 
-        runner = ChangefeedRunner(settings, feeds, engine, owner=owner)
+            target = replace(options.target, url=absolute_url(options.target.url))
+            return SparkEngine(session.get(), target, account=feed_id, threads=options.worker_count)
+
+        runner = ChangefeedRunner(settings, feeds, open_engine, owner=owner)
         with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="changefeeds"):
             await runner.run(until_idle=until_idle)

@@ -34,7 +34,8 @@ __all__ = ["serve"]
 def serve(settings: Settings) -> None:
     """Run jobs until SIGTERM or SIGINT, then cancel running iterations.
 
-    Prints one line of JSON once it is ready. Spark starts when the first iteration needs it.
+    Prints one line of JSON once it is ready. Spark starts when the first iteration needs it, and never with
+    `engine: local`.
     """
     shared = for_executors(settings)
     session = SupervisedSession(shared, app_name="penstock-jobs")
@@ -82,12 +83,13 @@ def _scheduler(
     abandoned: AbandonedConsumers,
     on_end: OnEnd,
 ) -> Scheduler:
+    on_spark = settings.engine == "spark"
     executor = IterationRunner(
         log,
         source,
         settings,
-        frames=SparkFrames(session.get),
-        spark=session,
+        frames=SparkFrames(session.get) if on_spark else None,
+        spark=session if on_spark else None,
         usage=UsageMeter(log.client),
         abandoned=abandoned,
     )

@@ -329,7 +329,7 @@ class ConsumerRun:
 
     def _spark(self) -> "SparkSession":
         if self._services.spark is None:
-            raise Invalid("this process has no Spark session, which the consumer needs; run jobs with Spark")
+            raise Invalid("the consumer needs Spark; write `engine: spark` in the settings of the runner")
         from penstock.spark.labels import label_thread
 
         spark = self._services.spark(self.job.account)

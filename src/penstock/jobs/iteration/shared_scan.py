@@ -219,7 +219,7 @@ class SharedScan:
 
     def _open_frame(self) -> SharedFrame:
         if self._config.frames is None:
-            raise Invalid("this process has no Spark session, which the consumer needs; run jobs with Spark")
+            raise Invalid("the consumer needs Spark; write `engine: spark` in the settings of the runner")
         metrics.JOBS_SCANS_TOTAL.labels("frame").inc()
         frame = self._config.frames.open(self.scan(), self._columns())
         if self._finished:  # the consumer that asked was abandoned: nothing else would release it

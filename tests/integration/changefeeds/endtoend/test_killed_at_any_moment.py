@@ -189,7 +189,6 @@ def settings(folder: Path, pd_addr: str, bucket: S3Bucket) -> dict[str, Any]:
         "tables": ["shop.*"],
         "start": "snapshot",
         "split_rows": 150,
-        "spark_rows": 200,  # the snapshot has more, and what gathers after a kill: both kinds of work meet
         "lease_ttl_s": 3,
     }
     return {

@@ -27,6 +27,11 @@ def test_one_from_before_there_were_accounts_is_the_systems(keys: Keyring) -> No
     assert ChangefeedInfo.from_json("feed", json.dumps(tree).encode(), keys).account == "sys"
 
 
+def test_settings_that_mean_nothing_any_more_are_dropped(keys: Keyring) -> None:
+    info = ChangefeedInfo(id="feed", settings={"split_rows": 5, "spark_rows": 20_000}, start_ts=1)
+    assert ChangefeedInfo.from_json("feed", info.to_json(keys), keys).settings == {"split_rows": 5}
+
+
 def test_the_sink_of_now_and_of_before_is_stored_in_no_clear_text(keys: Keyring) -> None:
     sinks = [
         {"sink_uri": f"s3://{word}", "sink": {"a": word}, "storage_options": {}} for word in ("now", "before")

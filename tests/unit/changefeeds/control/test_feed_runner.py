@@ -171,7 +171,7 @@ async def test_a_lease_is_as_long_as_the_changefeed_says(source: Source) -> None
 
 @pytest.mark.parametrize(
     ("kept", "warned"),
-    [({}, 0), ({"spark_rows": 20_000}, 0), ({"split_rows": 5}, 1), ({"of": "a later version"}, 1)],
+    [({}, 0), ({"lease_ttl_s": 15}, 0), ({"split_rows": 5}, 1), ({"of": "a later version"}, 1)],
 )
 async def test_only_settings_that_differ_are_told(
     kept: dict[str, object], warned: int, caplog: pytest.LogCaptureFixture

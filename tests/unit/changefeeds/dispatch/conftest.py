@@ -70,7 +70,7 @@ class World:
     def log(self) -> list[str]:
         return self.remote.log
 
-    def open_sink(self) -> RecordingSink:
+    async def open_sink(self) -> RecordingSink:
         self.sinks.append(RecordingSink(self.remote, self.progress, **self.sink_options))
         self.prepare(self.sinks[-1])
         return self.sinks[-1]

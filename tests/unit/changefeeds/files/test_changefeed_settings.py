@@ -38,6 +38,7 @@ def test_parameters_may_be_numbers_and_booleans_in_yaml() -> None:
         ({"storage_options": {"a": ["hunter2"]}}, r"storage_options.a = \*\*\*"),
         ({"sink_uri": ["hunter2"]}, r"sink_uri = \*\*\*"),
         ({"sinks": 1}, "unknown key"),
+        ({"spark_rows": 20_000}, "spark_rows' is of an earlier release; remove it"),
     ],
 )
 def test_a_wrong_value_is_refused_without_its_secrets(more: dict[str, object], says: str) -> None:

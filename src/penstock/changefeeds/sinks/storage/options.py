@@ -79,7 +79,6 @@ class SinkOptions:
     file_cleanup_cron_spec: CronSpec = _EVERY_NIGHT
     column_selectors: tuple[ColumnSelector, ...] = ()
     row_filters: tuple[RowFilterRule, ...] = ()
-    spark_rows: int = 20_000
 
     def encoder(self, schema: SchemaVersion) -> EncoderOptions:
         """Return how changes of a table are encoded."""
@@ -115,7 +114,6 @@ def sink_options(settings: ChangefeedSettings, *, lenient: bool = False) -> Sink
             ColumnSelector(rule.tables, rule.columns) for rule in settings.column_selectors
         ),
         row_filters=tuple(RowFilterRule(rule.tables, rule.where) for rule in settings.row_filters),
-        spark_rows=settings.spark_rows,
     )
 
 
