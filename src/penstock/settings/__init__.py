@@ -63,8 +63,8 @@ _SECRET_KEYS = (
 _REMOVED_KEYS = (
     (
         re.compile(r"changefeeds\.(?:.*\.)?spark_rows"),
-        "remove it: changefeeds of every size run on Spark; to use no Spark, write `engine: local` at the top of"
-        " the settings file",
+        "remove it: changefeeds of every size run on Spark; to use no Spark, write `engine: local` at the top"
+        " of the settings file",
     ),
 )
 """Keys of earlier releases, and what to write instead."""
