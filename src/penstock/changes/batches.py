@@ -10,7 +10,9 @@ from typing import Self
 import pyarrow as pa
 
 from penstock import metrics
-from penstock.errors import Invalid
+from penstock.changes.columns import key_names
+from penstock.changes.options import ChangeOptions
+from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.impossible_dates import hide
 
@@ -47,21 +49,38 @@ class ChangeBatch:
 Batches = Generator[ChangeBatch, None, None]
 
 _log = logging.getLogger(__name__)
+_DEFAULTS = ChangeOptions()
 _NAMED_MAX = 10_000
 _named: set[tuple[str, str]] = set()
 """Columns that the log has named as having dates that no calendar has."""
 
 
-def _hide_impossible_dates(batches: Batches) -> Batches:
+def _hide_impossible_dates(batches: Batches, options: ChangeOptions) -> Batches:
     with closing(batches):
         for batch in batches:
             data, of_data = hide(batch.data)
             tombstones, of_tombstones = hide(batch.tombstones)
-            if of_data or of_tombstones:
+            hidden = {*of_data, *of_tombstones}
+            if hidden:
                 metrics.CHANGES_HIDDEN_DATES_TOTAL.inc()
-                _name_columns(batch.schema.name, {*of_data, *of_tombstones})
+                _name_columns(batch.schema.name, hidden)
+                if options.whole_keys and batch.hint is not Hint.SNAPSHOT:
+                    _check_keys(batch, hidden)
                 batch = replace(batch, data=data, tombstones=tombstones)  # noqa: PLW2901 - the same batch without them
             yield batch
+
+
+def _check_keys(batch: ChangeBatch, hidden: set[str]) -> None:
+    """Raise StaleRead if a hidden date is in a key: readers cannot tell such rows apart."""
+    for name in key_names(batch.schema.table):
+        if name in hidden:
+            raise StaleRead(
+                batch.schema.name,
+                batch.complete_ts,
+                oldest_ts=batch.complete_ts,
+                replaced=True,
+                remedy=f"key column {name} has dates that no calendar has; read a snapshot and go on from it",
+            )
 
 
 def _name_columns(table: str, columns: set[str]) -> None:
@@ -83,11 +102,12 @@ class ChangesHandle:
     last `complete_ts`.
 
     Without `impossible_dates`, dates that no calendar has are null. A metric counts the batches that had
-    some, and a line in the log names the column, once for each column and process.
+    some, and a line in the log names the column, once for each column and process. With `whole_keys`, `next`
+    raises StaleRead for a change of a row that has such a date in its key.
     """
 
-    def __init__(self, batches: Batches, *, impossible_dates: bool = False) -> None:
-        self._batches = batches if impossible_dates else _hide_impossible_dates(batches)
+    def __init__(self, batches: Batches, options: ChangeOptions = _DEFAULTS) -> None:
+        self._batches = batches if options.impossible_dates else _hide_impossible_dates(batches, options)
         self._ended = False
         self._failure: Exception | None = None
 

@@ -54,9 +54,9 @@ def collect_changes(
     Changes of the same row are coalesced as far as they come together, unless `coalesce` is off. `replay` is
     for a reader that may have applied some of them before. `skip_deletes` leaves out tombstones of rows that
     come back, for a reader that replaces rows. Dates that no calendar has are null, unless `impossible_dates`
-    keeps them. A side of a batch has at most twice `batch_rows` rows. The
-    last batch is complete up to to_ts, and may have no rows. The same range gives the same changes in the
-    same order, whatever was flushed or merged meanwhile.
+    keeps them; `whole_keys` refuses changes of rows that have one in their key. A side of a batch has at most
+    twice `batch_rows` rows. The last batch is complete up to to_ts, and may have no rows. The same range has
+    the same changes in the same order, whatever was flushed or merged meanwhile.
 
     Raises Invalid when the timestamps are no range or a column does not exist, and Unavailable when the range
     is not complete yet. Raises StaleRead when history from `from_ts` on is gone, or when rows came or went in
@@ -66,7 +66,7 @@ def collect_changes(
     """
     chosen = ChangeOptions(**options)
     batches = collect(table, ChangesRange(from_ts, to_ts), chosen)
-    return ChangesHandle(batches, impossible_dates=chosen.impossible_dates)
+    return ChangesHandle(batches, chosen)
 
 
 @dataclass(frozen=True, slots=True)

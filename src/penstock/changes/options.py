@@ -28,6 +28,7 @@ class ChangeOptionsArgs(TypedDict, total=False):
     old_rows: bool
     replay: bool
     impossible_dates: bool
+    whole_keys: bool
     batch_rows: int
 
 
@@ -38,8 +39,9 @@ class ChangeOptions:
     `columns`: the columns to read (None: all). `skip_deletes`: leave out tombstones of rows that come back.
     `coalesce`: merge changes of the same row. `old_rows`: add the row that ended to each tombstone. `replay`:
     the reader may have applied some of the changes before. `impossible_dates`: keep dates that no calendar
-    has, for a reader that knows `tables.impossible_dates`; others get null. `batch_rows`: half the most rows
-    of a side of a batch.
+    has, for a reader that knows `tables.impossible_dates`; others get null. `whole_keys`: raise StaleRead
+    for a change whose key has such a date, because null in a key is the key of several rows; a snapshot has
+    all of them. `batch_rows`: half the most rows of a side of a batch.
     """
 
     columns: Sequence[str] | None = None  # kept as a tuple
@@ -48,6 +50,7 @@ class ChangeOptions:
     old_rows: bool = False
     replay: bool = False
     impossible_dates: bool = False
+    whole_keys: bool = False
     batch_rows: int = BATCH_ROWS
 
     def __post_init__(self) -> None:

@@ -206,7 +206,7 @@ class ChangesPartition:
             )
             # The plan has checked the columns.
             batches = collect(self.table, wanted, self.options, checked=True)
-        return ChangesHandle(batches, impossible_dates=self.options.impossible_dates)
+        return ChangesHandle(batches, self.options)
 
     def within(self, low: bytes, high: bytes) -> "ChangesPartition | None":
         """Return the part whose rows are in [low, high) (b"": no bound); None when it cannot have any."""

@@ -59,9 +59,9 @@ def change_options(view: TableView, scan: TableScan, columns: Collection[str] | 
     """Return the options to read a scan; `columns` are names of the table at the end of the range.
 
     A row replaces the one with its key (`skip_deletes`). A caller that has applied a part of the range before
-    also gets the deletes that undo it (`replay`).
+    also gets the deletes that undo it (`replay`). Rows are found by their keys (`whole_keys`).
     """
-    options = ChangeOptionsArgs(replay=True, skip_deletes=True)
+    options = ChangeOptionsArgs(replay=True, skip_deletes=True, whole_keys=True)
     options["columns"] = _names_in_range(view, scan, columns)
     return options
 

@@ -4,12 +4,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from penstock.changes import ChangeBatch, ChangesHandle, Hint, collect, collect_changes
+from penstock.changes.options import ChangeOptions
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.read.partition import PartitionState
 from penstock.eventstore.read.streams import ChangeStream, open_streams
+from penstock.eventstore.schema_version import SchemaVersion
+from penstock.tables import impossible_dates
+from penstock.tables.codec.times import pack
+from penstock.tables.define import define_table
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld
 
@@ -105,6 +112,38 @@ def test_a_failure_is_not_the_end_however_often_it_is_asked() -> None:
     handle.close()
     with pytest.raises(Unavailable):
         next(handle)
+
+
+@pytest.mark.parametrize(
+    ("definition", "side", "hint", "refused"),
+    [
+        ([("k", "date primary key"), ("v", "int")], "data", Hint.TAIL_DONE, True),
+        ([("k", "date primary key"), ("v", "int")], "tombstones", Hint.TAIL_WIP, True),
+        ([("k", "date primary key"), ("v", "int")], "data", Hint.SNAPSHOT, False),
+        ([("v", "int primary key"), ("k", "date")], "data", Hint.TAIL_DONE, False),
+    ],
+)
+def test_a_changed_key_with_a_date_that_no_calendar_has_needs_a_snapshot(
+    definition: list[tuple[str, str]], side: str, hint: Hint, refused: bool
+) -> None:
+    table = define_table("t", definition)
+    days = impossible_dates.to_days(np.array([pack(2024, 2, 31)])).astype("int32")
+    row = pa.RecordBatch.from_pydict({"k": pa.array(days).cast(pa.date32()), "v": pa.array([1], pa.int32())})
+    none = row.slice(0, 0)
+    sides = {"data": none, "tombstones": none, side: row}
+    batch = ChangeBatch(**sides, hint=hint, schema=SchemaVersion(5, 1, table, "shop"), complete_ts=9)
+
+    def hand_over(**options: Any) -> ChangesHandle:
+        return ChangesHandle((each for each in [batch]), ChangeOptions(**options))
+
+    read = hand_over().next()
+    assert read is not None
+    assert getattr(read, side).to_pylist() == [{"k": None, "v": 1}]
+    if refused:
+        with pytest.raises(StaleRead, match="key column k has dates that no calendar has"):
+            hand_over(whole_keys=True).next()
+    else:
+        assert hand_over(whole_keys=True).next() == read
 
 
 def test_reading_on_from_what_is_complete_gives_the_rest_exactly(world: TableWorld) -> None:
