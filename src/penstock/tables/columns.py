@@ -161,6 +161,8 @@ class FieldType:
         return max(self.decimal, 0)
 
 
+CURRENT_DATE = "CURRENT_DATE"
+CURRENT_TIMESTAMP = "CURRENT_TIMESTAMP"
 COLUMN_VERSION = 2  # from 1 on, defaults of timestamps are in UTC
 
 
@@ -276,6 +278,14 @@ class ColumnInfo:
         """The offset of the column that this hidden one will replace, while MODIFY COLUMN rewrites rows."""
         change = self.extra.get("change_state_info")
         return None if change is None or self.state is SchemaState.PUBLIC else change["relative_col_offset"]
+
+    @property
+    def clock_default(self) -> str | None:
+        """CURRENT_TIMESTAMP or CURRENT_DATE, if that is the default; a text column has only the word."""
+        if self.type.tp not in PACKED_TIMES or not isinstance(self.default, str):
+            return None
+        word = self.default.partition("(")[0].upper()
+        return word if word in {CURRENT_TIMESTAMP, CURRENT_DATE} else None
 
     @property
     def auto_increment(self) -> bool:

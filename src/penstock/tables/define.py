@@ -20,6 +20,7 @@ from penstock.errors import Invalid
 from penstock.tables.codec import collations
 from penstock.tables.columns import (
     BLOBS,
+    CURRENT_DATE,
     INTEGER_BITS,
     NO_FLAGS,
     UNSPECIFIED,
@@ -224,6 +225,8 @@ def _attribute(tokens: _Tokens, definition: Definition) -> None:
 
 
 def _default(tokens: _Tokens) -> str | None:
+    if tokens.accept("(", "current_date", ")"):
+        return CURRENT_DATE
     token = tokens.next()
     if token.lower() == "null":
         return None
@@ -315,28 +318,29 @@ def define_column(name: str, text: str, *, column_id: int) -> tuple[ColumnInfo, 
     """Return a column, and whether its definition says primary key and unique."""
     check_name("column", name)
     definition = parse_definition(text)
-    default = definition.default
-    if isinstance(default, str) and not default.startswith("CURRENT_TIMESTAMP"):
-        stored = to_datum(definition.type, default)
-        default = stored.value if definition.type.tp is Tp.BIT else default
     column = ColumnInfo(
         id=column_id,
         name=name,
         offset=0,
         type=definition.type,
-        default=default,
+        default=definition.default,
         comment=definition.comment,
     )
+    if isinstance(column.default, str) and column.clock_default is None:
+        stored = to_datum(column.type, column.default)
+        column = replace(column, default=stored.value if column.type.tp is Tp.BIT else column.default)
     return column, definition.primary, definition.unique
 
 
 def with_origin_default(column: ColumnInfo, *, start_ts: int | None = None) -> ColumnInfo:
     """Return a column to add to a table: existing rows read as its default, or as its type's zero.
 
-    A default of CURRENT_TIMESTAMP is the time of `start_ts`, in UTC.
+    A default of CURRENT_TIMESTAMP or CURRENT_DATE is the time or the day of `start_ts`, in UTC.
     """
-    if start_ts is not None and str(column.default).startswith("CURRENT_TIMESTAMP"):
+    if start_ts is not None and column.clock_default is not None:
         now = datetime.fromtimestamp(physical_ms(start_ts) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+        if column.clock_default == CURRENT_DATE:
+            return replace(column, origin_default=now[:10])
         return replace(column, origin_default=now[: 19 + (column.type.fsp and column.type.fsp + 1)])
     if column.default is not None or not column.type.not_null:
         return replace(column, origin_default=column.default)

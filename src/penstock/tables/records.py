@@ -4,14 +4,14 @@ It also has the value of a column in rows that were written before the column ex
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 from penstock.clock import physical_ms
 from penstock.errors import Invalid
 from penstock.tables.codec import collations, datums, rows
 from penstock.tables.codec.datums import NULL, Datum, DatumKind
-from penstock.tables.columns import ColumnInfo
+from penstock.tables.columns import CURRENT_DATE, ColumnInfo, Tp
 from penstock.tables.keys import Handle, decode_record_key
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexColumn, TableInfo
 from penstock.tables.values import datum_of_cell, from_datum, storage_kind, to_cell, to_datum, zero_value
@@ -27,7 +27,6 @@ def origin_cell(column: ColumnInfo) -> bytes | None:
     return to_cell(column.type, zero_value(column.type)) if column.type.not_null else None
 
 
-_NOW = "CURRENT_TIMESTAMP"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Record = dict[int, Datum]
@@ -61,14 +60,16 @@ def check_datum(column: ColumnInfo, value: Any) -> Datum:
 
 def default_value(column: ColumnInfo, start_ts: int) -> Any:
     """Return the value of a column that an insert omits; None is NULL."""
-    default = column.default
-    if isinstance(default, str) and default.upper().startswith(_NOW):
+    if column.clock_default is not None:
         now_us = physical_ms(start_ts) * 1000
         cut = now_us % 10 ** (6 - column.type.fsp)  # TiDB cuts digits off, and rounds only what users write
-        return (_EPOCH + timedelta(microseconds=now_us - cut)).replace(tzinfo=None)
+        now = (_EPOCH + timedelta(microseconds=now_us - cut)).replace(tzinfo=None)
+        if column.clock_default == CURRENT_DATE:
+            return now.date() if column.type.tp is Tp.DATE else datetime.combine(now.date(), time())
+        return now
     if column.default_is_expr:
         raise Invalid(f"the default of column {column.name} is an expression; pass a value for the column")
-    return default
+    return column.default
 
 
 def value_of(table: TableInfo, record: Record, columns: Sequence[ColumnInfo] | None = None) -> bytes:

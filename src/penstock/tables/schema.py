@@ -7,14 +7,18 @@ A description that cannot be read costs its own table alone: `TableInfo.describe
 columns whose `unreadable` has the reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, Self
 
+from penstock.clock import physical_ms
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.columns import (
+    CURRENT_DATE,
+    PACKED_TIMES,
     UNSPECIFIED,
     ColumnFlag,
     ColumnInfo,
@@ -186,7 +190,7 @@ class TableInfo:
             table = cls(
                 id=tree["id"],
                 name=name_from_json(tree["name"]),
-                columns=tuple(map(ColumnInfo.from_json, tree.get("cols") or ())),
+                columns=tuple(_columns(tree)),
                 indexes=tuple(map(IndexInfo.from_json, tree.get("index_info") or ())),
                 state=SchemaState(tree.get("state", SchemaState.PUBLIC)),
                 pk_is_handle=tree.get("pk_is_handle", False),
@@ -374,6 +378,21 @@ class TableInfo:
             for index in self.indexes
         )
         return replace(self, columns=placed, indexes=indexes)
+
+
+def _columns(tree: Mapping[str, Any]) -> Iterator[ColumnInfo]:
+    """Yield the columns of TiDB's JSON of a table.
+
+    Of a column that was added with DEFAULT (CURRENT_DATE), TiDB keeps the expression: older rows read as the
+    day of the query, in the time zone of the session. Here they read as the day of the table's last DDL, in
+    UTC.
+    """
+    for column in map(ColumnInfo.from_json, tree.get("cols") or ()):
+        if column.origin_default == CURRENT_DATE and column.type.tp in PACKED_TIMES:
+            changed_at = datetime.fromtimestamp(physical_ms(tree.get("update_timestamp", 0)) / 1000, UTC)
+            yield replace(column, origin_default=changed_at.date().isoformat())
+        else:
+            yield column
 
 
 def _is_id(physical_id: object) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.tables.columns import (
+    CURRENT_DATE,
+    CURRENT_TIMESTAMP,
     INTEGER_BITS,
     UNSPECIFIED,
     ColumnFlag,
@@ -81,8 +83,10 @@ def column_text(column: ColumnInfo) -> str:
 
 
 def _default(column: ColumnInfo) -> str:
-    if isinstance(column.default, str) and column.default.startswith("CURRENT_TIMESTAMP"):
-        return column.default
+    if column.clock_default == CURRENT_DATE:
+        return f"({CURRENT_DATE})"
+    if column.clock_default is not None:
+        return str(column.default)
     return _literal(str(column.default))
 
 
@@ -195,9 +199,9 @@ def _shown_default(column: ColumnInfo) -> list[str]:
             return []
         return ["NULL", "DEFAULT NULL"] if kind.tp is Tp.TIMESTAMP else ["DEFAULT NULL"]
     text = str(default)
-    if text.startswith("CURRENT_TIMESTAMP"):
+    if column.clock_default == CURRENT_TIMESTAMP:
         return [f"DEFAULT CURRENT_TIMESTAMP{_fsp(kind)}"]
-    if text == "CURRENT_DATE" or column.default_is_expr:
+    if column.clock_default == CURRENT_DATE or column.default_is_expr:
         return [f"DEFAULT ({text})"]
     if kind.tp is Tp.BIT and isinstance(default, int):
         return [f"DEFAULT b'{default:b}'"]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import date, datetime
 
 import pytest
 
@@ -11,9 +12,10 @@ from penstock.tables import alter, statements
 from penstock.tables.arrow import arrow_schema, arrow_type
 from penstock.tables.columns import ColumnFlag, FieldType, Tp
 from penstock.tables.ddl_jobs import DdlJob, SchemaDiff
-from penstock.tables.define import Index, define_column, define_table, parse_definition
-from penstock.tables.records import default_value, key_follows_handle
+from penstock.tables.define import Index, define_column, define_table, parse_definition, with_origin_default
+from penstock.tables.records import default_value, key_follows_handle, origin_cell
 from penstock.tables.schema import DatabaseInfo, HandleKind, TableInfo
+from penstock.tables.values import from_cell, to_cell
 
 TEXTS = [
     "tinyint",
@@ -293,3 +295,47 @@ def test_a_default_of_now_is_cut_to_the_digits_of_its_column(digits: int, second
     text = f"datetime({digits}) default current_timestamp({digits})"
     column, _, _ = define_column("at", text, column_id=2)
     assert default_value(column, compose_ts(1_794_961_059_987)).strftime("%S.%f") == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "before", "shown"),
+    [
+        ("date default (current_date)", date(2024, 2, 29), "2024-02-29", "DEFAULT (CURRENT_DATE)"),
+        ("datetime default (current_date)", datetime(2024, 2, 29), "2024-02-29", "DEFAULT (CURRENT_DATE)"),
+        (
+            "timestamp(3) default current_timestamp(3)",
+            datetime(2024, 2, 29, 1, 2, 3, 456000),
+            "2024-02-29 01:02:03.456",
+            "DEFAULT CURRENT_TIMESTAMP(3)",
+        ),
+        (
+            "varchar(30) default 'CURRENT_TIMESTAMP'",
+            *["CURRENT_TIMESTAMP"] * 2,
+            "DEFAULT 'CURRENT_TIMESTAMP'",
+        ),
+        ("varchar(30) default 'CURRENT_DATE'", *["CURRENT_DATE"] * 2, "DEFAULT 'CURRENT_DATE'"),
+    ],
+)
+def test_only_columns_of_times_have_defaults_of_the_clock(
+    text: str, value: object, before: str, shown: str
+) -> None:
+    column, _, _ = define_column("c", text, column_id=2)
+    start_ts = compose_ts(1_709_168_523_456)  # 2024-02-29 01:02:03.456
+    assert default_value(column, start_ts) == value
+    added = with_origin_default(column, start_ts=start_ts)
+    assert added.origin_default == before
+    assert origin_cell(added) == to_cell(column.type, value)
+    assert statements.create_table(define_table("t", [("c", text)])).splitlines()[1].endswith(shown)
+    again, _, _ = define_column("c", statements.column_text(column), column_id=2)
+    assert again == column
+
+
+def test_rows_of_before_have_the_day_of_the_last_ddl_where_tidb_keeps_current_date() -> None:
+    table = define_table("t", [("d", "date default (current_date)"), ("v", "varchar(20)")])
+    kept = tuple(replace(column, origin_default="CURRENT_DATE") for column in table.columns)
+    last_ddl_ts = compose_ts(1_709_164_800_000)  # 2024-02-29 00:00:00
+    read = TableInfo.from_json(replace(table, columns=kept, update_ts=last_ddl_ts).to_json())
+    assert [from_cell(column.type, origin_cell(column)) for column in read.columns] == [
+        date(2024, 2, 29),
+        "CURRENT_DATE",
+    ]
