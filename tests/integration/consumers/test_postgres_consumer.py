@@ -396,6 +396,21 @@ def test_an_added_column_has_its_default_in_rows_from_before(
     )
 
 
+def test_an_added_date_that_may_not_be_null_is_null_in_rows_from_before(
+    job: Job, target: psycopg.Connection[Any]
+) -> None:
+    source = SourceModel(ITEMS)
+    first = source.commit(item(1))
+    job.consume(source.retriever(0, first))
+    table = alter.add_column(ITEMS, "day", "date not null")  # older rows have 0000-00-00
+    table = alter.add_column(table, "size", "decimal(50,2) not null default 1.5")
+    _altered(source, alter.add_column(table, "at", "timestamp(3) not null"))
+    added = {"day": date(2024, 2, 29), "size": "2.50", "at": datetime(2024, 2, 29, 1, tzinfo=UTC)}
+    second = source.commit({**item(2), **added})
+    job.consume(source.retriever(first, second))
+    assert rows(target, "id, day, size::text, at") == [(1, None, "1.50", None), (2, *added.values())]
+
+
 def test_a_dropped_column_stays_and_becomes_null(job: Job, target: psycopg.Connection[Any]) -> None:
     source = SourceModel(ITEMS)
     first = source.commit(item(1), item(2))

@@ -46,9 +46,8 @@ from penstock.jobs.consumer import (
     read_net_changes,
 )
 from penstock.jobs.spec import ConsumerInfo
-from penstock.tables.arrow import arrow_type
-from penstock.tables.records import origin_cell
-from penstock.tables.values import from_cell
+from penstock.tables.decoding.decoder import origin_scalar
+from penstock.tables.impossible_dates import hide_scalar
 from penstock.targets import Target
 
 # The limits of a role are made for queries; a first sync may take longer.
@@ -321,11 +320,8 @@ def _plan_if_possible(mark: PostgresWatermark, wanted: Sequence[TargetColumn]) -
 
 
 def _default(schema: SchemaVersion, name: str) -> pa.Array:
-    """Return the value of an added column in older rows."""
-    column = schema.table.column(name)
-    value = from_cell(column.type, origin_cell(column))
-    kind = arrow_type(column.type)
-    return pa.array([str(value) if value is not None and pa.types.is_string(kind) else value], kind)
+    """Return the value of an added column in older rows; a date that no calendar has is NULL, as in rows."""
+    return pa.repeat(hide_scalar(origin_scalar(schema.table.column(name))), 1)
 
 
 _FATAL = re.compile(r"FATAL:\s+(.+)")
