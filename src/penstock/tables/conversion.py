@@ -43,6 +43,8 @@ def convert(old: FieldType, new: FieldType, datum: Datum) -> Datum:
     converted = to_datum(new, converter(old, new, value))
     if new.tp in PACKED_TIMES and _is_refused_date(int(converted.value or 0)):
         raise Invalid(f"a text is no date of a calendar, so it cannot be converted to {type_text(new)}")
+    if new.tp is Tp.ENUM and not converted.value:
+        raise Invalid(f"a text is no element of the ENUM, so it cannot be converted to {type_text(new)}")
     return converted
 
 

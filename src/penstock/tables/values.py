@@ -197,6 +197,8 @@ def _enum(kind: FieldType, value: Any) -> Datum:
         return Datum(DatumKind.UINT, value)
     if isinstance(value, str) and value in kind.elems:
         return Datum(DatumKind.UINT, kind.elems.index(value) + 1)
+    if value == "":
+        return Datum(DatumKind.UINT, 0)  # MySQL's value for what was no element, unless the mode is strict
     raise Invalid(f"a value is not an element of the ENUM column; use one of {', '.join(kind.elems)}")
 
 

@@ -20,6 +20,7 @@ from penstock.tables.keys import record_key
 from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.records import handle_of, read_record, row_of, to_record, value_of
 from penstock.tables.schema import TableInfo
+from penstock.tables.values import to_cell
 
 
 def table(**columns: str) -> TableInfo:
@@ -125,6 +126,15 @@ def test_an_enum_that_has_no_such_element_is_empty():
         "b",
         "",
     ]
+
+
+def test_what_mysql_has_for_no_element_of_an_enum_can_be_written():
+    info = table(e="enum('a','b') not null")
+    record = to_record(info, {"id": 1, "e": ""}, start_ts=0)
+    assert decode(info, value_of(info, record)) == [{"e": ""}]
+    assert to_cell(info.column("e").type, "") == b"\x00"
+    with pytest.raises(Invalid, match="element"):
+        to_record(info, {"id": 1, "e": "c"}, start_ts=0)
 
 
 def test_a_delete_without_its_old_value_has_its_key():
