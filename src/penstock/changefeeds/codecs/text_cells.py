@@ -111,7 +111,8 @@ def _set_members(elems: tuple[str, ...], bits: int) -> str:
 
 
 def _parse_vector(kind: FieldType, text: pa.Array, _: TextForm) -> pa.Array:
-    return _parse_distinct(text, json.loads, arrow_type(kind))
+    # 1e38 is written with all its digits, and -0 has a sign: neither is an integer of Arrow.
+    return _parse_distinct(text, partial(json.loads, parse_int=float), arrow_type(kind))
 
 
 def _parse_distinct(text: pa.Array, read: Callable[[str], Any], to: pa.DataType) -> pa.Array:

@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.changefeeds.codecs.text_cells import TextForm, from_text, latin1_bytes
 from penstock.tables.arrow import arrow_type
-from penstock.tables.define import parse_definition
+from penstock.tables.define import define_column, parse_definition
 from penstock.tables.text_values import enum_numbers, general_floats, set_numbers, texts
 
 
@@ -82,6 +83,17 @@ def test_single_precision_floats_have_no_digits_of_double_ones() -> None:
 )
 def test_each_type_has_one_text(definition: str, value: Any, text: str) -> None:
     assert written(definition, None, value, value) == [None, text, text]
+
+
+@pytest.mark.parametrize(
+    "vector", [[1e38, -1e-38], [-0.0, 3.0, 16777216.0], [3.4028234663852886e38, 1.4e-45]]
+)
+def test_a_vector_is_read_from_its_text(vector: list[float]) -> None:
+    column, _, _ = define_column("v", "vector", column_id=1)
+    values = pa.array([vector, None], arrow_type(column.type))
+    form = TextForm(latin1_bytes, numbered_elements=True)
+    found = from_text(column, texts(column.type, values), form)
+    assert found.flatten().to_numpy().tobytes() == values.flatten().to_numpy().tobytes()
 
 
 def test_columns_that_are_slices_of_others_have_their_own_rows() -> None:

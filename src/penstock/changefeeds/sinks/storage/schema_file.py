@@ -42,6 +42,7 @@ _MOCK_COLUMN_ID = 100  # of the first column, in files without column ids
 # Go escapes these within strings, so that JSON can be embedded in HTML and JavaScript. Outside of strings
 # they do not occur. A lone surrogate represents a byte that is no UTF-8, and Go writes U+FFFD for it.
 _ESCAPED = re.compile("[<>&\u2028\u2029]|[\ud800-\udfff]")
+_NO_UTF8 = re.compile("[\udc80-\udcff]")
 _TYPE_NAMES = {tp: name.upper() for tp, name in MYSQL_TYPE_NAMES.items()}
 _BINARY_NAMES = {tp: _TYPE_NAMES[tp].replace("TEXT", "BLOB") for tp in BLOBS} | {
     tp: _TYPE_NAMES[tp].replace("CHAR", "BINARY") for tp in (Tp.STRING, Tp.VARCHAR)
@@ -191,7 +192,7 @@ def _scale(kind: FieldType) -> str:
 def _default(column: ColumnInfo) -> Any:
     if column.type.tp is Tp.BIT and isinstance(column.default, int):
         raw = column.default.to_bytes(max((column.type.flen + 7) // 8, 1), "big")
-        return go_text(raw)
+        return _readable_text(raw)
     return column.default
 
 
@@ -457,9 +458,13 @@ def dump_go_json(tree: Any) -> bytes:
     return _ESCAPED.sub(_escape, text).encode()
 
 
-def go_text(raw: bytes) -> str:
-    """Return bytes as a Go string, which need not be UTF-8."""
-    return raw.decode("utf-8", "surrogateescape")
+def _readable_text(raw: bytes) -> str:
+    """Return bytes as text, with U+FFFD for each byte that is no UTF-8.
+
+    TiCDC keeps such bytes, and writes U+FFFD as an escape: its consumer then reads a character that is not
+    escaped when it is written again, so that the checksum is another one, and it ends.
+    """
+    return _NO_UTF8.sub("\ufffd", raw.decode("utf-8", "surrogateescape"))
 
 
 def _escape(found: re.Match[str]) -> str:
