@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.changefeeds.codecs.decoded_changes import OP_DELETE, OP_INSERT, DecodedChanges, row_dicts
 from penstock.changefeeds.codecs.decoder import DataFiles, FileOptions
 from penstock.changefeeds.directory.listing import DirectoryLayout, FileSequence, Listing, Root
@@ -18,11 +20,10 @@ from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_pat
 from penstock.object_storage import ObjectStorage
 from penstock.tables.columns import ColumnInfo
 from penstock.tables.ddl_jobs import DdlAction
+from penstock.tables.decoding.decoder import origin_scalar
 from penstock.tables.define import with_origin_default
 from penstock.tables.impossible_dates import to_pylist
-from penstock.tables.records import origin_cell
 from penstock.tables.schema import TableInfo
-from penstock.tables.values import from_cell
 
 __all__ = ["BrokenPromise", "Replica", "check_files"]
 
@@ -272,7 +273,10 @@ class Replica:
                 f"{place}: {op} of {before}, which is {'' if before in rows else 'not '}there"
             )
         if old is not None and rows[before] != old:
-            raise BrokenPromise(f"{place}: an update of {before} has another old row than the table")
+            differ = [name for name, value in old.items() if rows[before].get(name, "") != value]
+            raise BrokenPromise(
+                f"{place}: an update of {before} has another old row than the table, in {differ}"
+            )
 
     def _change_without_key(
         self, rows: dict[Key, Row], op: str, row: Row, old: Row | None, place: str
@@ -338,4 +342,5 @@ def _by_key(table: TableInfo, rows: Iterable[Row]) -> dict[Key, Row]:
 
 
 def _default(column: ColumnInfo) -> Any:
-    return from_cell(column.type, origin_cell(with_origin_default(column)))
+    """Return the value of an added column in older rows, as files show it."""
+    return to_pylist(pa.repeat(origin_scalar(with_origin_default(column)), 1))[0]

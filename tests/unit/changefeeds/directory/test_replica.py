@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,21 @@ def test_ddls_change_tables_as_they_change_the_source(directory: TicdcDirectory)
     directory.checkpoint(190)
     replica.catch_up()
     assert set(replica.tables) == {"other.orders"}
+
+
+def test_an_added_date_that_may_not_be_null_is_zero_in_older_rows_as_files_show_it(
+    directory: TicdcDirectory,
+) -> None:
+    since = column("since", "DATETIME", ColumnScale="3", ColumnNullable="false")
+    directory.schema("shop/orders", 100, [ID], query="CREATE", type=3)
+    directory.data("shop/orders/100", 1, canal_line("INSERT", {"id": "1"}, commit_ts=110))
+    directory.schema("shop/orders", 150, [ID, since], query="ALTER ... ADD COLUMN ...", type=5)
+    zero = {"id": "1", "since": "0000-00-00 00:00:00.000"}
+    moved = canal_line("UPDATE", zero | {"since": "2024-02-29 01:02:03.456"}, old=zero, commit_ts=160)
+    directory.data("shop/orders/150", 1, moved)
+    directory.checkpoint(160)
+    (row,) = caught_up(directory).tables["shop.orders"].values()
+    assert row == {"id": 1, "since": datetime(2024, 2, 29, 1, 2, 3, 456000)}
 
 
 def test_rows_without_a_key_are_counted(directory: TicdcDirectory) -> None:
