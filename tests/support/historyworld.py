@@ -49,11 +49,11 @@ def until(holds: Callable[[], bool], what: str) -> None:
 class HistoryWorld:
     """An embedded store for a record, and one capture at a time. A context, for tests on their own thread."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, record: TidbRecord | None = None, **settings: Any) -> None:
         self.folder = folder
-        self.record: TidbRecord = load_record()
+        self.record = record or load_record()
         self._closing = ExitStack()
-        started = replaying(folder / "kv")
+        started = replaying(folder / "kv", self.record)
         pd_addr, self._replay = eventloop.run(started.__aenter__())
         self._closing.callback(lambda: eventloop.run(started.__aexit__(None, None, None)))
         self.client = Client(self._replay.client)

@@ -24,6 +24,7 @@ from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
 
 __all__ = [
+    "GOLDEN",
     "Mutation",
     "Point",
     "PointTable",
@@ -34,7 +35,7 @@ __all__ = [
     "replaying",
 ]
 
-_GOLDEN = Path(__file__).parent.parent / "golden" / "tidb-history"
+GOLDEN = Path(__file__).parent.parent / "golden" / "tidb-history"
 _VIRTUAL = " VIRTUAL"
 
 
@@ -132,7 +133,7 @@ class TidbRecord:
 @cache
 def load_record(folder: str = "") -> TidbRecord:
     """Read a record; by default the one of PENSTOCK_TIDB_HISTORY, else that of tests/golden."""
-    root = Path(folder or os.environ.get("PENSTOCK_TIDB_HISTORY") or _GOLDEN)
+    root = Path(folder or os.environ.get("PENSTOCK_TIDB_HISTORY") or GOLDEN)
     txns = [
         RecordedTxn(txn["start_ts"], txn["commit_ts"], txn["stmt"], tuple(_mutations(txn["muts"])))
         for txn in _lines(root / "txns.jsonl.gz")

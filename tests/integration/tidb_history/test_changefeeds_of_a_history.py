@@ -22,6 +22,7 @@ from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.follow.ddl_events import OtherAction
 from penstock.object_storage import open_storage
+from penstock.tables.columns import PACKED_TIMES
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.testing.directory import Replica, Row
 from support.campaign import length
@@ -62,13 +63,15 @@ class Consumer:
             return rows
         table = self._world.db.table(ddl.name, at_ts=ddl.version)
         found: list[Row] = table.to_arrow(at_ts=ddl.version).to_pylist()
-        return [keep_dates(row, rows) for row in found]
+        columns = self._world.db.table_info(ddl.name, at_ts=ddl.version).stored_columns
+        zeros = {column.name for column in columns if column.type.not_null and column.type.tp in PACKED_TIMES}
+        return [keep_dates(row, rows, zeros) for row in found]
 
     def _rewrites(self, ddl: Ddl) -> bool:
         if not ddl.query:
             return self._is_across(ddl.version)
         if ddl.type == DdlAction.ADD_COLUMN:
-            return "CURRENT_TIMESTAMP" in ddl.query
+            return "CURRENT_" in ddl.query
         return ddl.type in REWRITING
 
     def _is_across(self, version: int) -> bool:
@@ -103,12 +106,16 @@ class Consumer:
         return compare_text(table, columns, texts, all_dates=True)
 
 
-def keep_dates(row: Row, rows: list[Row]) -> Row:
-    """Return a row of the cluster with dates that no calendar has, which Arrow does not show."""
+def keep_dates(row: Row, rows: list[Row], zeros: set[str]) -> Row:
+    """Return a row of the cluster with dates that no calendar has, which Arrow does not show.
+
+    Added columns that are NOT NULL have the zero date then: they are left out, for the replica to fill in.
+    """
     first = next(iter(row))
     (before,) = [old for old in rows if old.get(first) == row[first]][:1] or [row]
     odd = {name: value for name, value in before.items() if isinstance(value, str) and value[:4].isdigit()}
-    return row | {name: value for name, value in odd.items() if name in row and row[name] is None}
+    kept = row | {name: value for name, value in odd.items() if name in row and row[name] is None}
+    return {name: value for name, value in kept.items() if value is not None or name not in zeros}
 
 
 @contextmanager
