@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import Corrupt
 from penstock.eventstore import manifest_log, paths
 from penstock.object_storage import open_storage
 from support.campaign import examples
-from support.hostilefiles import SUBJECTS, Log, Manifests
+from support.hostilefiles import SUBJECTS, Log, Manifests, Objects
 
 TESTS = Path(__file__).parents[1]
 
@@ -23,6 +24,29 @@ def test_a_changed_file_is_named_or_does_not_matter(subject: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_footer_that_was_not_written_by_us_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Objects()
+    objects.write(tmp_path)
+    sound = objects.read(tmp_path)
+    path = next((tmp_path / "events").rglob("data/*.parquet"))  # which is read first
+    data = path.read_bytes()
+    parsed: list[object] = []
+    monkeypatch.setattr(pq, "ParquetFile", lambda *_, **__: parsed.append("file"))
+    monkeypatch.setattr(pq, "read_metadata", lambda *_: parsed.append("footer"))
+    for forged in (data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], data[:-8], data + data, b"", b"PAR1"):
+        path.write_bytes(forged)
+        with pytest.raises(Corrupt, match=rf"{path.name} is damaged; keep it for inspection"):
+            objects.read(tmp_path)
+    assert parsed == []
+    monkeypatch.undo()
+    path.write_bytes(data)
+    assert objects.read(tmp_path) == sound
+    objects.forget_footers()
+    assert objects.read(tmp_path) == sound, "manifests of before have no hashes"
 
 
 def test_an_object_of_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import Frame, FrameKind
 from penstock.eventstore.log.segments import LogLocation
 from penstock.eventstore.log.wal import Wal
-from penstock.eventstore.manifest import ObjectInfo
+from penstock.eventstore.manifest import ObjectInfo, object_tree, read_object
 from penstock.eventstore.manifest_log import ManifestLog
 from penstock.eventstore.objects.deletion_vectors import Deletions
 from penstock.eventstore.objects.object_file import ObjectWriter
@@ -240,7 +240,7 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class Objects(Subject):
-    """Parquet objects of both sides: other pages, another length of the footer, missing ends, bombs."""
+    """Parquet objects of both sides: other pages, other footers, another length, missing ends, bombs."""
 
     _DATA = pa.schema(
         [("_handle", pa.binary()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("v", pa.string())]
@@ -280,6 +280,15 @@ class Objects(Subject):
             self._infos.append(info)
         (folder / "scratch").rmdir()
 
+    def forget_footers(self) -> None:
+        """Know of the objects what manifests of 0.1.0 say."""
+        self._infos = [
+            read_object(
+                {k: v for k, v in object_tree(info).items() if k not in ("footer_bytes", "footer_hash")}
+            )
+            for info in self._infos
+        ]
+
     def read(self, folder: Path) -> Any:
         storage = open_storage((folder / "events").as_uri())
         shown = pa.schema([("v", pa.string())])
@@ -311,12 +320,14 @@ class Objects(Subject):
         data = path.read_bytes()
         (length,) = struct.unpack("<I", data[-8:-4])
         begin = len(data) - 8 - length
-        match rng.randrange(3):
+        match rng.randrange(4):
             case 0:
                 path.write_bytes(change_bytes(data[:begin], rng) + data[begin:])
             case 1:
                 path.write_bytes(data[:-8] + change_bytes(data[-8:], rng))
-            case _:  # the footer stays as it is: pyarrow itself ends the process for some of those
+            case 2:  # pyarrow itself ends the process for some of these
+                path.write_bytes(data[:begin] + change_bytes(data[begin:-8], rng) + data[-8:])
+            case _:
                 path.write_bytes(data[: rng.randrange(len(data))])
 
     def accepts(self, sound: Any, found: Any) -> bool:

@@ -49,6 +49,8 @@ class ObjectInfo:
     delete_ts: int = 0  # 0: not removed; else no row is above it
     seq: int = 0  # the number of the entry that added it; known once that is folded
     targets: Targets | None = ()  # the rows that a tombstone object deletes; None: rows of any objects
+    footer_bytes: int = 0  # of Parquet's footer with its length and magic; 0: not known
+    footer_hash: str = ""
 
     def is_visible(self, ts: int) -> bool:
         """Return whether the object is part of the table as of `ts`."""
@@ -348,7 +350,13 @@ def object_tree(info: ObjectInfo) -> dict[str, Any]:
     tree["key_min"] = base64.b64encode(info.key_min).decode()
     tree["key_max"] = base64.b64encode(info.key_max).decode()
     tree["targets"] = None if info.targets is None else dict(info.targets)
-    defaults: dict[str, Any] = {"delete_ts": 0, "seq": 0, "targets": {}}
+    defaults: dict[str, Any] = {
+        "delete_ts": 0,
+        "seq": 0,
+        "targets": {},
+        "footer_bytes": 0,
+        "footer_hash": "",
+    }
     return {name: value for name, value in tree.items() if name not in defaults or value != defaults[name]}
 
 
@@ -362,6 +370,8 @@ def read_object(tree: Mapping[str, Any]) -> ObjectInfo:
     for name in _NUMBERS:
         if name in fields:
             fields[name] = _number(fields[name])
+    if not isinstance(fields.get("footer_hash", ""), str):
+        raise TypeError("not a hash")
     if fields.get("targets") is not None:
         fields["targets"] = tuple(
             sorted((target, _number(rows)) for target, rows in dict(fields["targets"]).items())
@@ -371,7 +381,17 @@ def read_object(tree: Mapping[str, Any]) -> ObjectInfo:
 
 _WRONG = (AttributeError, KeyError, TypeError, ValueError)
 """What a tree of another shape raises."""
-_NUMBERS = ("schema_version", "create_ts", "min_ts", "max_ts", "rows", "size_bytes", "delete_ts", "seq")
+_NUMBERS = (
+    "schema_version",
+    "create_ts",
+    "min_ts",
+    "max_ts",
+    "rows",
+    "size_bytes",
+    "delete_ts",
+    "seq",
+    "footer_bytes",
+)
 _NUMBER_BITS = 64
 
 

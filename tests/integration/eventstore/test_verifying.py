@@ -13,6 +13,7 @@ from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture.capture import Capture
+from penstock.eventstore.manifest import Removal
 from penstock.eventstore.manifest_log import ManifestLog, load
 from penstock.eventstore.schema_version import schemas_in
 from penstock.eventstore.upkeep.load import RangeTask, write_objects
@@ -131,7 +132,7 @@ def plant(settings: Settings, table_id: int, ts: int) -> None:
     (batch,) = table.cast(shown).combine_chunks().to_batches()
     scratch = settings.capture.data / "scratch"
     (made,) = write_objects([batch], schema, table_id, ts, storage=storage, scratch=scratch)
-    storage.write(path, storage.read(paths.object_path(root, "data", made.id)) or b"")
+    log.commit(add=[made], remove=[Removal(id=victim.id, delete_ts=ts)])
     assert load(storage, root).flushed_ts == ts
 
 

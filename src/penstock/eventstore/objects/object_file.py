@@ -1,12 +1,15 @@
 """Parquet objects: written row group by row group in bounded memory, then uploaded whole, and opened.
 
-`column_bounds` returns what the footer of an object says of each row group.
+The manifest has the hash of each object's footer, which is checked before pyarrow parses it. `column_bounds`
+returns what the footer says of each row group.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import SEEK_END
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +30,8 @@ ROW_GROUP_ROWS = 128 * 1024
 TOMBSTONE_GROUP_ROWS = 32 * 1024  # few, so that the deletions of one data object are read with few others
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow; rows or bytes end a row group, whichever is reached first
 OBJECT_FORMAT = "3"
+_FOOTER_END_BYTES = 8  # the footer's length, and Parquet's magic
+_HASH_BYTES = 20
 TARGETS_MAX = 256
 
 
@@ -127,6 +132,7 @@ class ObjectWriter:
         assert self._writer is not None
         self._writer.close()
         self._writer = None
+        footer = read_footer(self._file)
         self._storage.write(paths.object_path(self._root, self._side, self.id), self._file)
         return ObjectInfo(
             id=self.id,
@@ -141,6 +147,8 @@ class ObjectWriter:
             key_min=self._keys[0],
             key_max=self._keys[1],
             targets=None if self._targets is None else tuple(sorted(self._targets.items())),
+            footer_bytes=len(footer),
+            footer_hash=hash_footer(footer),
         )
 
 
@@ -149,6 +157,37 @@ def _widen(ends: tuple[Any, Any] | None, values: pa.Array) -> tuple[Any, Any]:
     found = pc.min_max(values).as_py()
     low, high = ends or (found["min"], found["max"])
     return min(low, found["min"]), max(high, found["max"])
+
+
+def read_footer(file: Path) -> bytes:
+    """Return the footer of a Parquet file that we wrote, with its length and magic."""
+    with file.open("rb") as opened:
+        opened.seek(-_FOOTER_END_BYTES, SEEK_END)
+        nbytes = int.from_bytes(opened.read(4), "little") + _FOOTER_END_BYTES
+        opened.seek(-nbytes, SEEK_END)
+        return opened.read()
+
+
+def hash_footer(footer: bytes) -> str:
+    """Return what a manifest says of a footer. Nobody can find another footer with the same hash."""
+    return hashlib.blake2b(footer, digest_size=_HASH_BYTES).hexdigest()
+
+
+def _check_footer(source: pa.NativeFile, path: str, info: ObjectInfo) -> pq.FileMetaData:
+    """Return the footer of an object that is as it was written; raise Corrupt for any other.
+
+    pyarrow does not survive every footer, so none is parsed that our writer did not make.
+    """
+    size = source.size()
+    footer = b""
+    if size == info.size_bytes >= info.footer_bytes:
+        source.seek(size - info.footer_bytes)
+        footer = source.read(info.footer_bytes)
+    if hash_footer(footer) != info.footer_hash:
+        raise Corrupt(
+            f"object {path} is damaged; keep it for inspection: its manifest has another footer or size"
+        )
+    return pq.read_metadata(pa.BufferReader(footer))
 
 
 @contextmanager
@@ -172,7 +211,7 @@ def open_object(
             storage.open(path) as source,
             pq.ParquetFile(
                 source,
-                metadata=footer,
+                metadata=footer or (_check_footer(source, path, info) if info.footer_bytes else None),
                 read_dictionary=list(dictionaries),
                 pre_buffer=True,
                 page_checksum_verification=True,
