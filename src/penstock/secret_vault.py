@@ -2,21 +2,23 @@
 
 The process that uses the reference asks with its own `VAULT_ADDR`, `VAULT_TOKEN` or `VAULT_TOKEN_FILE` (which
 an agent of Vault renews), `VAULT_NAMESPACE` and `VAULT_CACERT`: the names that Vault's own command reads. A
-read is one request, so that no client library is needed. Redirects are not followed: the token goes to the
-server that the operator named, and nowhere else.
+read is one request, so that no client library is needed. Redirects are not followed, and no proxy of the
+environment is used: the token goes to the server that the operator named, and nowhere else.
 """
 
 import json
 import os
 import ssl
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from urllib.parse import quote, urlsplit
+
+import httpx
 
 from penstock.secret_references import UnresolvedReference
 
 __all__ = ["read_vault"]
 
+_PORT = 8200
 _TIMEOUT_S = 10.0
 _ANSWER_BYTES_MAX = 1 << 20
 _REASONS = {
@@ -43,7 +45,7 @@ def read_vault(place: str) -> str:
         raise UnresolvedReference(f"{reference} has no such field; check the name after #") from None
     except (TypeError, ValueError):
         raise UnresolvedReference(f"{reference} has no answer of a Vault server; check VAULT_ADDR") from None
-    except (OSError, HTTPException) as error:
+    except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnresolvedReference(
             f"{reference} cannot be read ({type(error).__name__}); check VAULT_ADDR, and that it answers"
         ) from None
@@ -60,26 +62,23 @@ def _ask(path: str, reference: str) -> bytes:
     headers = {"X-Vault-Token": _token(reference), "X-Vault-Request": "true"}
     if namespace := os.environ.get("VAULT_NAMESPACE"):
         headers["X-Vault-Namespace"] = namespace
-    connection = (
-        HTTPConnection(address.hostname, address.port or 8200, timeout=_TIMEOUT_S)
-        if address.scheme == "http"
-        else HTTPSConnection(
-            address.hostname,
-            address.port or 8200,
-            timeout=_TIMEOUT_S,
-            context=ssl.create_default_context(cafile=os.environ.get("VAULT_CACERT")),
-        )
-    )
-    try:
-        connection.request("GET", address.path.rstrip("/") + path, headers=headers)
-        answer = connection.getresponse()
-        body = answer.read(_ANSWER_BYTES_MAX)
-    finally:
-        connection.close()
-    if answer.status != 200:
-        reason = _REASONS.get(answer.status, f"the server answered {answer.status}; check VAULT_ADDR")
-        raise UnresolvedReference(f"{reference} cannot be read: {reason}")
-    return body
+    host = f"[{address.hostname}]" if ":" in address.hostname else address.hostname
+    url = f"{address.scheme}://{host}:{address.port or _PORT}{address.path.rstrip('/')}{path}"
+    verify = ssl.create_default_context(cafile=os.environ.get("VAULT_CACERT"))
+    with (
+        httpx.Client(verify=verify, timeout=_TIMEOUT_S, trust_env=False) as client,
+        client.stream("GET", url, headers=headers) as answer,
+    ):
+        if answer.status_code != httpx.codes.OK:
+            told = f"the server answered {answer.status_code}; check VAULT_ADDR"
+            reason = _REASONS.get(answer.status_code, told)
+            raise UnresolvedReference(f"{reference} cannot be read: {reason}")
+        body = bytearray()
+        for part in answer.iter_bytes():
+            body += part
+            if len(body) > _ANSWER_BYTES_MAX:
+                raise ValueError("too long")
+        return bytes(body)
 
 
 def _token(reference: str) -> str:
