@@ -303,6 +303,11 @@ PULLER_RESOLVE_LOCK_DROPPED_TOTAL = Counter(
 )
 
 # The event store.
+FLIGHT_REFUSED_TOTAL = Counter(
+    "penstock_eventstore_flight_refused_total",
+    "Flight calls that a capture refused or ended: token, calls (too many at a time), slow.",
+    ["why"],
+)
 EVENTSTORE_WAL_WRITE_SECONDS = Histogram(
     "penstock_eventstore_wal_write_seconds",
     "Seconds to write and sync one group of the log.",

@@ -15,8 +15,8 @@ from penstock.changes import collect_changes
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Invalid, StaleRead, Unavailable
+from penstock.eventstore.capture.flight_server import FlightAccess
 from penstock.eventstore.capture.flight_service import FlightService
-from penstock.eventstore.read.flight_client import FlightAccess
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.follow import slices as slicing
 from penstock.follow.follower import SliceFollower

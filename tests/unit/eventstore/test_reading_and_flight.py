@@ -348,9 +348,8 @@ def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(
         service.close()
         assert "was abandoned" in caplog.text
         released.set()
-        with pytest.raises(flight.FlightUnavailableError, match="the capture stops"):
+        with pytest.raises((flight.FlightUnavailableError, flight.FlightCancelledError)):
             stream.read_all()
-    service.wait()
 
 
 def test_an_address_in_use_is_refused_with_a_remedy(held: Held) -> None:

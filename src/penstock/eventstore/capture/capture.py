@@ -17,6 +17,7 @@ from penstock.durable_files import make_data_directory, replace_file
 from penstock.errors import Conflict, Corrupt, Denied, Invalid, PenstockError, Unavailable, Undetermined
 from penstock.eventstore import paths
 from penstock.eventstore.capture import tables as sharing
+from penstock.eventstore.capture.flight_server import FlightAccess
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.capture.lease import CaptureLease, CaptureMembership
 from penstock.eventstore.capture.reader import Reader
@@ -26,7 +27,6 @@ from penstock.eventstore.capture.tables import TableNames
 from penstock.eventstore.history_holds import HOLD_TTL_S
 from penstock.eventstore.log.table_log import TableLog
 from penstock.eventstore.manifest import BEGUN
-from penstock.eventstore.read.flight_client import FlightAccess
 from penstock.eventstore.read.partition import Refusal
 from penstock.eventstore.schema_history import META_RANGE, CapturedTable, SchemaHistory
 from penstock.eventstore.upkeep.load import is_load_in_progress

@@ -10,14 +10,14 @@ of all tables, and the schemas of those that match the patterns and changed sinc
 
 By the actions `plan_merge` and `commit_merge` others do the merges of a capture: it plans, they write, it
 commits. A plan is handed out under an id and remembered for a while. Only the output of such a plan is
-committed, so that a caller can at worst waste work. `FlightAccess` decides who may call.
+committed, so that a caller can at worst waste work. `flight_server` decides who may call, and how much.
 """
 
 import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -25,14 +25,19 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.clock import SYSTEM, TS_MAX, Clock
-from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
+from penstock.errors import Invalid, Unavailable
+from penstock.eventstore.capture.flight_server import (
+    OPEN,
+    FlightAccess,
+    FlightLimits,
+    FlightMethod,
+    FlightServer,
+    encode_batches,
+    encode_field,
+)
 from penstock.eventstore.capture.store import EventStore
 from penstock.eventstore.capture.tables import matches_patterns
 from penstock.eventstore.read.flight_client import (
-    CORRUPT,
-    OPEN,
-    STALE,
-    FlightAccess,
     read_names,
     read_number,
     read_object_of_json,
@@ -123,27 +128,7 @@ def _catalog_question(body: bytes) -> tuple[TablePatterns, int]:
     return TablePatterns(patterns), since_ts
 
 
-@contextmanager
-def _as_flight_errors() -> Iterator[None]:
-    try:
-        yield
-    except Unavailable as error:
-        raise flight.FlightUnavailableError(str(error)) from error
-    except Corrupt as error:
-        raise flight.FlightInternalError(str(error), CORRUPT) from error
-    except StaleRead as error:
-        gone = json.dumps({"table": error.table, "ts": error.ts, "oldest_ts": error.oldest_ts})
-        raise flight.FlightInternalError(str(error), STALE + gone.encode()) from error
-    except PenstockError as error:
-        raise pa.ArrowInvalid(str(error)) from error
-    except (pa.ArrowException, flight.FlightError):
-        raise
-    except Exception as error:  # a mistake of ours: the caller learns that there was one, and no more
-        _log.exception("a Flight call failed")
-        raise flight.FlightInternalError("the call failed; the log of the capture says why") from error
-
-
-class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow ships no types
+class FlightService:
     """Serves the tables of one event store to callers with access; `close` ends it."""
 
     def __init__(
@@ -155,106 +140,98 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
         *,
         refusals: Callable[[], Sequence[Refusal]] = tuple,
         captured: Sequence[str] = ("*.*",),
+        limits: FlightLimits | None = None,
     ) -> None:
         """`refusals` returns the tables that the capture owns and cannot capture.
 
         Only tables that match the patterns `captured` are in the catalog: nobody captures others.
         """
-        host, _, port = addr.rpartition(":")
-        try:
-            super().__init__(f"{access.scheme}://{host}:{port}", **access.server_options())
-        except (pa.ArrowException, OSError) as error:
-            remedy = "free the port or change capture.flight_addr"
-            if access.certificate is not None:
-                remedy += ", and check that the files of capture.flight_tls belong together"
-            raise Invalid(f"Flight cannot listen on {addr}; {remedy}") from error
         self._store = store
         self._reader = reader
         self._refusals = refusals
         self._captured = captured
         self._merging = MergeActions(store).actions
         self._closing = False
-        self.addr = f"{host}:{self.port}"
+        methods: dict[str, FlightMethod] = {
+            "DoGet": self._do_get,
+            "DoAction": self._do_action,
+            "GetFlightInfo": self._get_flight_info,
+            "ListActions": self._list_actions,
+            "ListFlights": self._list_flights,
+        }
+        self._server = FlightServer(addr, methods, access, limits=limits)
+        self.addr = self._server.addr
 
     def close(self) -> None:
-        """Stop serving. Streams end with their next batch; a reader that takes none is abandoned soon."""
+        """Stop serving. Streams end with their next batch; a reader that takes none is cut off soon."""
         self._closing = True
-        stopping = threading.Thread(target=self._stop, name="penstock-flight-stop", daemon=True)
-        stopping.start()
-        stopping.join(STOP_TIMEOUT_S)
-        if stopping.is_alive():
+        if not self._server.close(STOP_TIMEOUT_S):
             _log.warning("a Flight reader that does not take its rows was abandoned")
 
-    def _stop(self) -> None:
-        self.shutdown()  # waits for every call
-        self.wait()
-
-    def do_get(self, _context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+    def _do_get(self, request: bytes) -> Iterator[bytes]:
         """Stream the rows of a ticket."""
-        with _as_flight_errors():
-            schema, batches = self._reader.read(read_ticket(ticket.ticket))
-        return flight.GeneratorStream(schema, self._until_closed(batches))
+        schema, batches = self._reader.read(read_ticket(_parse(flight.Ticket, request).ticket))
+        return encode_batches(schema, self._until_closed(batches))
 
     def _until_closed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with _as_flight_errors():
-            for batch in batches:
-                if self._closing:
-                    raise Unavailable("the capture stops; ask the table's next owner")
-                yield batch
+        for batch in batches:
+            if self._closing:
+                raise Unavailable("the capture stops; ask the table's next owner")
+            yield batch
 
-    def get_flight_info(self, _context: Any, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+    def _get_flight_info(self, request: bytes) -> Iterator[bytes]:
         """Divide a range into tickets, one for each schema in it; the schema of the answer is the newest.
 
         The metadata of an endpoint is its schema version, as a manifest's fact.
         """
-        with _as_flight_errors():
-            wanted = read_ticket(descriptor.command or b"")
-            parts = self._reader.parts(wanted)
-            schema = side_schema(parts[-1].schema.table, wanted.side)
+        descriptor = _parse(flight.FlightDescriptor, request)
+        wanted = read_ticket(descriptor.command or b"")
+        parts = self._reader.parts(wanted)
+        schema = side_schema(parts[-1].schema.table, wanted.side)
         endpoints = [
             flight.FlightEndpoint(
                 write_ticket(part.wanted), [], None, json.dumps(part.schema.as_fact()).encode()
             )
             for part in parts
         ]
-        return flight.FlightInfo(schema, descriptor, endpoints, -1, -1)
+        yield flight.FlightInfo(schema, descriptor, endpoints, -1, -1).serialize()
 
-    def list_flights(self, _context: Any, _criteria: bytes) -> Iterator[flight.FlightInfo]:
+    def _list_flights(self, _request: bytes) -> Iterator[bytes]:
         """Yield the tables; the descriptor of each is the answer of the action `resolved_ts`."""
         for table_id in sorted(self._store.tables()):
-            with _as_flight_errors():
-                progress = json.dumps(self._describe(table_id)).encode()
-            yield flight.FlightInfo(pa.schema([]), flight.FlightDescriptor.for_command(progress), [], -1, -1)
+            progress = flight.FlightDescriptor.for_command(json.dumps(self._describe(table_id)).encode())
+            yield flight.FlightInfo(pa.schema([]), progress, [], -1, -1).serialize()
 
-    def list_actions(self, _context: Any) -> list[tuple[str, str]]:
-        """Return the actions and their purposes."""
-        merging = [(name, purpose) for name, (purpose, _) in self._merging.items()]
-        return [
-            ("resolved_ts", "Return how far a table can be read, and how far it is in objects."),
-            ("progress", "Return the same for all tables."),
-            ("refusals", "Return the tables that the capture owns and cannot capture, and why."),
-            ("catalog", "Return the progress of all tables, and the tables of some names that changed."),
-            *merging,
-        ]
+    def _list_actions(self, _request: bytes) -> Iterator[bytes]:
+        """Yield the actions and their purposes."""
+        purposes = {
+            "resolved_ts": "Return how far a table can be read, and how far it is in objects.",
+            "progress": "Return the same for all tables.",
+            "refusals": "Return the tables that the capture owns and cannot capture, and why.",
+            "catalog": "Return the progress of all tables, and the tables of some names that changed.",
+            **{name: purpose for name, (purpose, _) in self._merging.items()},
+        }
+        for name, purpose in purposes.items():
+            yield encode_field(1, name.encode()) + encode_field(2, purpose.encode())
 
-    def do_action(self, _context: Any, action: flight.Action) -> Iterator[bytes]:
+    def _do_action(self, request: bytes) -> Iterator[bytes]:
         """Run an action."""
+        action = _parse(flight.Action, request)
         body = action.body.to_pybytes()
-        with _as_flight_errors():
-            if action.type == "resolved_ts":
-                answer = json.dumps(self._describe(table_id_in(body))).encode()
-            elif action.type == "progress":
-                answer = json.dumps(self._progress()).encode()
-            elif action.type == "refusals":
-                answer = json.dumps([asdict(refusal) for refusal in self._refusals()]).encode()
-            elif action.type == "catalog":
-                answer = json.dumps(self._catalog(body)).encode()
-            elif action.type in self._merging:
-                answer = self._merging[action.type][1](body)
-            else:
-                known = ", ".join(["resolved_ts", "progress", "refusals", "catalog", *self._merging])
-                raise Invalid(f"there is no action {action.type!r}; there are {known}")
-        yield answer
+        if action.type == "resolved_ts":
+            answer = json.dumps(self._describe(table_id_in(body))).encode()
+        elif action.type == "progress":
+            answer = json.dumps(self._progress()).encode()
+        elif action.type == "refusals":
+            answer = json.dumps([asdict(refusal) for refusal in self._refusals()]).encode()
+        elif action.type == "catalog":
+            answer = json.dumps(self._catalog(body)).encode()
+        elif action.type in self._merging:
+            answer = self._merging[action.type][1](body)
+        else:
+            known = ", ".join(["resolved_ts", "progress", "refusals", "catalog", *self._merging])
+            raise Invalid(f"there is no action {action.type!r}; there are {known}")
+        yield flight.Result(answer).serialize()
 
     def _catalog(self, body: bytes) -> Mapping[str, Any]:
         """Return every progress, and the schemas of the tables that match and changed after `since_ts`.
@@ -293,3 +270,11 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow sh
 
     def _describe(self, table_id: int) -> Mapping[str, Any]:
         return asdict(self._reader.progress(table_id))
+
+
+def _parse(kind: Any, request: bytes) -> Any:
+    """Return a message of Flight's; raise Invalid when a request is none."""
+    try:
+        return kind.deserialize(request)
+    except (pa.ArrowException, ValueError) as error:
+        raise Invalid(f"the request is no {kind.__name__} of Arrow Flight") from error

@@ -1,16 +1,14 @@
-"""Reading a capture's tables from elsewhere, over Arrow Flight: the reader, its tickets, and access.
+"""Reading a capture's tables from elsewhere, over Arrow Flight: the reader, and its tickets.
 
 A caller and a service know each other by TLS and a bearer token.
 """
 
 import base64
-import hmac
 import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, get_args
 
@@ -30,24 +28,28 @@ from penstock.eventstore.read.partition import (
     SchemaRange,
 )
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.settings import CaptureSettings, TlsSettings
-from penstock.settings.network import is_loopback
+from penstock.settings import TlsSettings
 
 __all__ = [
     "CORRUPT",
-    "OPEN",
+    "HEADER",
     "STALE",
-    "FlightAccess",
     "FlightReader",
+    "bearer",
     "read_names",
     "read_number",
     "read_object_of_json",
     "read_ticket",
+    "write_stale",
     "write_ticket",
 ]
 
 
 _ANSWER_TIMEOUT_S = 30.0
+_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 * 1024 * 1024)]
+"""How much of a stream is received before it is taken. Left alone, gRPC widens it without bound when one
+reader has many streams open."""
+_CROWDED = "Concurrent RPC limit exceeded"  # gRPC's words; pyarrow takes it for a wrong argument
 _ADDED_BY_FLIGHT = re.compile(r"\. (?:Detail|gRPC client debug context): .*", re.DOTALL)
 
 
@@ -160,10 +162,14 @@ class FlightReader:
 
     def _connect(self) -> flight.FlightClient:
         if self._tls is None:
-            return flight.FlightClient(f"grpc://{self._addr}")
+            return flight.FlightClient(f"grpc://{self._addr}", generic_options=_WINDOW)
         authority, certificate, key = self._tls.read()
         return flight.FlightClient(
-            f"grpc+tls://{self._addr}", tls_root_certs=authority, cert_chain=certificate, private_key=key
+            f"grpc+tls://{self._addr}",
+            tls_root_certs=authority,
+            cert_chain=certificate,
+            private_key=key,
+            generic_options=_WINDOW,
         )
 
     def _options(self, timeout_s: float | None = None) -> flight.FlightCallOptions:
@@ -186,7 +192,9 @@ def _translate(error: Exception, service: str) -> PenstockError:
     message = f"{service}: {_message(error)}"
     if extra == CORRUPT:
         return Corrupt(message)
-    refused = isinstance(error, pa.ArrowInvalid | flight.FlightUnauthenticatedError)
+    refused = (
+        isinstance(error, pa.ArrowInvalid | flight.FlightUnauthenticatedError) and _CROWDED not in message
+    )
     return Invalid(message) if refused else Unavailable(message)
 
 
@@ -214,6 +222,12 @@ def _message(error: Exception) -> str:
 
 CORRUPT = b"penstock.corrupt"  # marks an internal error as damage
 STALE = b"penstock.stale "  # marks an internal error as history that is gone; its details follow as JSON
+
+
+def write_stale(error: StaleRead) -> bytes:
+    """Encode which history is gone, as the details of an internal error."""
+    gone = {"table": error.table, "ts": error.ts, "oldest_ts": error.oldest_ts}
+    return STALE + json.dumps(gone).encode()
 
 
 _RANGE_KEYS = {"table_id", "from_ts", "to_ts", "side", "columns", "handle_from", "handle_to", "backfills"}
@@ -297,67 +311,3 @@ HEADER = "authorization"
 def bearer(token: SecretStr) -> bytes:
     """Return the value of the header that carries a token."""
     return b"Bearer " + token.get_secret_value().encode("ascii")
-
-
-@dataclass(frozen=True, slots=True)
-class FlightAccess:
-    """What a service shows to its callers and asks of them. The default asks for nothing."""
-
-    certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)  # and its key
-    authority: bytes | None = None  # callers must show a certificate that it signed
-    token: SecretStr | None = None  # every call must carry it
-
-    @classmethod
-    def of(cls, settings: CaptureSettings) -> "FlightAccess":
-        """Read the files that the settings name; raise Invalid when a file cannot be used.
-
-        An address that other machines reach must be protected: without TLS and a token it is refused.
-        """
-        token = settings.read_flight_token()
-        if not (settings.flight_tls and token) and not is_loopback(settings.flight_addr):
-            raise Invalid(
-                f"capture.flight_addr = {settings.flight_addr!r} can be reached by other machines; give"
-                " capture.flight_tls and capture.flight_token (or flight_token_path), or listen on 127.0.0.1"
-            )
-        if settings.flight_tls is None:
-            return cls(token=token)
-        certificate, key, authority = settings.flight_tls.read()
-        return cls((certificate, key), authority, token)
-
-    @property
-    def scheme(self) -> str:
-        """The scheme of the service's address."""
-        return "grpc+tls" if self.certificate else "grpc"
-
-    def server_options(self) -> dict[str, Any]:
-        """Return the arguments for Flight's server."""
-        options: dict[str, Any] = {}
-        if self.certificate is not None:
-            options["tls_certificates"] = [self.certificate]
-        if self.authority is not None:
-            options |= {"verify_client": True, "root_certificates": self.authority}
-        if self.token is not None:
-            options["middleware"] = {"token": TokenCheck(self.token)}
-        return options
-
-
-OPEN = FlightAccess()
-
-
-class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc] # pyarrow ships no types
-    """Refuses every call, of whatever method, that does not carry the token. Takes constant time."""
-
-    def __init__(self, token: SecretStr) -> None:
-        super().__init__()
-        self._expected = bearer(token)
-
-    def start_call(self, _info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> None:
-        """Check the token; Flight calls this before the call itself."""
-        given = [value for name, values in headers.items() if name.lower() == HEADER for value in values]
-        if not given:
-            raise flight.FlightUnauthenticatedError(
-                "this service needs a token; send it as authorization: Bearer"
-            )
-        shown = given[0].encode() if isinstance(given[0], str) else given[0]
-        if len(given) > 1 or not hmac.compare_digest(shown, self._expected):
-            raise flight.FlightUnauthenticatedError("the token is not the one of this service; check it")
