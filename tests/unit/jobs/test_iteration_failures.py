@@ -1,7 +1,9 @@
 """Consumers that fail, and sources that do."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,3 +248,25 @@ def test_a_table_that_one_account_lost_ends_the_jobs_of_that_account_alone(
     assert kept.rows == bench.world.versions.at(bench.world.ts)
     lost = bench.end("lost")
     assert (lost.state, lost.status.error_msg) == (JobState.ERROR, reasons["ann"])
+
+
+def test_an_account_that_lost_the_table_within_the_range_ends_its_own_jobs_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose the table is was looked up when the iteration began, and may have changed in what it reads."""
+    kept, seen, everything = Copy(), Copy(), Copy()
+    bench.consumers = {"kept": kept.consumer(), "lost": seen.consumer(), "all": everything.consumer()}
+    find = bench.source.scan
+
+    def scan(*range_: Any) -> TableScan:
+        return replace(find(*range_), accounts=frozenset({"bob"}))
+
+    monkeypatch.setattr(bench.source, "scan", scan)
+    jobs = [job_row("lost", "lost", account="ann"), job_row("kept", "kept", account="bob")]
+    assert bench.run(*jobs, job_row("all", "all", account="sys")) == []
+    for name, copy in (("kept", kept), ("all", everything)):
+        assert (bench.end(name).state, bench.end(name).status.error_code) == (JobState.COMPLETED, 0)
+        assert copy.rows == bench.world.versions.at(bench.world.ts)
+    assert bench.end("lost").state is JobState.ERROR
+    assert "belong" in bench.end("lost").status.error_msg
+    assert seen.rows == {}

@@ -246,7 +246,7 @@ class ConsumerRun:
             if found.doubtful:
                 self._check_row()
             self._check_canceled()
-            scan = self._shared.scan()
+            scan = self._shared.scan(self.job.account)
             if scan.before is not None:
                 check_names(scan.before.table, scan.schema.table, context.info.columns or ())
             try:
@@ -359,7 +359,7 @@ class JobRetriever:
         self._clock = clock
         self._enter_pool = enter_pool
         self._progressed = progressed
-        self._scan = shared.scan()
+        self._scan = shared.scan(job.account)
         self._columns = choose_columns(self._scan.schema.table, job.spec.detail.consumer.columns)
         self._keys = key_names(self._scan.schema.table)
         self._names = with_commit_ts(self._columns).names

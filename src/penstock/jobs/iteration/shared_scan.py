@@ -20,7 +20,7 @@ from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
 from penstock.columnar.spill_queue import SpillQueue
 from penstock.durations import parse_duration
 from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
-from penstock.follow.source import ScanSource, TableScan
+from penstock.follow.source import ScanSource, TableGone, TableScan
 from penstock.jobs.error_codes import failure_of
 from penstock.jobs.iteration.fan_out import FanOut
 from penstock.jobs.iteration.iteration import Iteration
@@ -102,7 +102,8 @@ class ScanConfig:
 class SharedScan:
     """One range for many jobs. Thread-safe; nothing is read before a consumer asks.
 
-    An error of the source is raised to every job; `is_source_error` tells it from an error of one job.
+    An error of the source is raised to every job, and a table that was another account's to the jobs that
+    may not read it; `is_source_error` tells these from an error of one job.
     """
 
     def __init__(self, config: ScanConfig, iteration: Iteration, jobs: Iterable[Job], scratch: Path) -> None:
@@ -110,7 +111,8 @@ class SharedScan:
         self._iteration = iteration
         self._jobs = tuple(jobs)
         self._scratch = scratch
-        self._scan = _Once(self._open_scan)
+        self._scan = _Once(self._find_scan)
+        self._refusals: set[TableGone] = set()
         self._frame = _Once(self._open_frame)
         self._failure: Exception | None = None
         self._finished = False
@@ -129,9 +131,18 @@ class SharedScan:
             clock=config.clock,
         )
 
-    def scan(self) -> TableScan:
-        """Return the range with its end fixed; raise the source's error to every caller."""
-        return self._scan.get()
+    def scan(self, account: str) -> TableScan:
+        """Return the range with its end fixed; raise the source's error to every caller.
+
+        Raises TableGone when the table was not the account's in all of the range. Its jobs must not take
+        batches then.
+        """
+        scan = self._scan.get()
+        try:
+            return scan.check_account(account)
+        except TableGone as error:
+            self._refusals.add(error)
+            raise
 
     def take(self, key: JobKey) -> ConsumerBatch | None:
         """Return the next batch for a job, None after the last; the first call starts the reader.
@@ -155,7 +166,7 @@ class SharedScan:
     @property
     def on_executors(self) -> bool:
         """Whether there are enough changes for executors, and Spark is there."""
-        return self._config.frames is not None and self.scan().rows >= self._config.settings.spark_rows
+        return self._config.frames is not None and self._scan.get().rows >= self._config.settings.spark_rows
 
     def leave(self, key: JobKey, reason: Exception | None = None) -> None:
         """Give a job no more batches; its next call raises `reason`, by default that it was canceled."""
@@ -163,7 +174,7 @@ class SharedScan:
 
     def is_source_error(self, error: BaseException) -> bool:
         """Return whether this is the error of the source."""
-        return error in {self._failure, self._scan.failure, self._frame.failure}
+        return error in {self._failure, self._scan.failure, self._frame.failure, *self._refusals}
 
     def finish(self, wait_s: float) -> bool:
         """Release everything; return False when the reader does not end in time."""
@@ -179,12 +190,6 @@ class SharedScan:
             return True
         self._reader.join(wait_s)
         return not self._reader.is_alive()
-
-    def _open_scan(self) -> TableScan:
-        scan = self._find_scan()
-        for account in {job.account for job in self._jobs}:
-            scan.check_account(account)
-        return scan
 
     def _find_scan(self) -> TableScan:
         iteration, source = self._iteration, self._config.source
@@ -209,7 +214,7 @@ class SharedScan:
 
     def _columns(self) -> list[str] | None:
         """Return the columns that any of the jobs selects, beside the key's; None: all."""
-        table = self.scan().schema.table
+        table = self._scan.get().schema.table
         selections = [job.spec.detail.consumer.columns for job in self._jobs]
         if any(selection is None for selection in selections):
             return None
@@ -221,7 +226,7 @@ class SharedScan:
         if self._config.frames is None:
             raise Invalid("the consumer needs Spark; write `engine: spark` in the settings of the runner")
         metrics.JOBS_SCANS_TOTAL.labels("frame").inc()
-        frame = self._config.frames.open(self.scan(), self._columns())
+        frame = self._config.frames.open(self._scan.get(), self._columns())
         if self._finished:  # the consumer that asked was abandoned: nothing else would release it
             frame.release()
             raise Aborted("the job was canceled")
@@ -238,7 +243,7 @@ class SharedScan:
             self.read_seconds = self._config.clock.monotonic() - began
 
     def _give_batches(self) -> None:
-        scan, columns = self.scan(), self._columns()
+        scan, columns = self._scan.get(), self._columns()
         projection = BatchProjection(scan.schema, choose_columns(scan.schema.table, columns).names)
         metrics.JOBS_SCANS_TOTAL.labels("batches").inc()
         scratch = self._scratch / "reader"
