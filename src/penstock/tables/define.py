@@ -252,7 +252,8 @@ def _flags_of(kind: FieldType, flag: ColumnFlag) -> FieldType:
 def _unquote(token: str) -> str:
     if not token.startswith("'"):
         return token
-    return re.sub(r"\\(.)|''", lambda escape: escape[1] or "'", token[1:-1])
+    unescape = {None: "'", "0": "\0", "n": "\n", "r": "\r", "t": "\t", "b": "\b", "Z": "\x1a"}
+    return re.sub(r"\\(.)|''", lambda escape: unescape.get(escape[1], escape[1]), token[1:-1])
 
 
 PRIMARY = "PRIMARY"

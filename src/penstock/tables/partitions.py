@@ -17,6 +17,7 @@ from typing import Any
 from penstock.errors import Invalid
 from penstock.tables.codec import collations
 from penstock.tables.codec.datums import NULL, Datum, DatumKind
+from penstock.tables.codec.times import unpack
 from penstock.tables.columns import INTEGER_BITS, ColumnInfo, FieldType, Tp, name_from_json, name_to_json
 from penstock.tables.conversion import convert
 from penstock.tables.records import Record, check_datum, key_part, to_signed
@@ -48,7 +49,8 @@ class PartitionBy:
         PartitionBy.hash("id", 4)
         PartitionBy.key(["id"], 4)
 
-    A str is an expression: a column that is a whole number, or YEAR, MONTH, DAY or TO_DAYS of a column. A
+    A str is an expression: a column that is a whole number, YEAR, MONTH, DAY or TO_DAYS of a date, or
+    UNIX_TIMESTAMP of a timestamp. A
     list is of columns.
     """
 
@@ -260,13 +262,17 @@ def check_unique(table: TableInfo, index: IndexInfo | None) -> None:
 
 
 _EXPRESSION = re.compile(r"(?:(?P<function>[A-Za-z_]+)\s*\(\s*)?`?(?P<column>[^`()]+?)`?\s*(?(function)\))")
+_UNIX = "UNIX_TIMESTAMP"
 _PARTS_OF_DATES: dict[str, Callable[[Any], int]] = {
     "YEAR": lambda day: day.year,
     "MONTH": lambda day: day.month,
     "DAY": lambda day: day.day,
     "DAYOFMONTH": lambda day: day.day,
     "TO_DAYS": lambda day: day.toordinal() + _DAYS_BEFORE_YEAR_1,
+    _UNIX: lambda moment: int(moment.timestamp()),
 }
+
+_FIELDS_OF_DATES = {"YEAR": 0, "MONTH": 1, "DAY": 2, "DAYOFMONTH": 2}
 
 
 def _parse_expression(table: TableInfo, text: str) -> tuple[str, str]:
@@ -275,9 +281,11 @@ def _parse_expression(table: TableInfo, text: str) -> tuple[str, str]:
     refusal = f"the expression {text} is not one that Penstock evaluates; write the table through TiDB"
     if parsed is None or not table.has_column(parsed["column"]):
         raise Invalid(refusal)
-    function, kind = (parsed["function"] or "").upper(), table.column(parsed["column"]).type.tp
+    function, kind = (parsed["function"] or "").upper(), table.column(parsed["column"]).type
     takes = {Tp.DATE, Tp.DATETIME} if function else set(INTEGER_BITS)
-    if kind not in takes or (function and function not in _PARTS_OF_DATES):
+    if function == _UNIX:
+        takes = {Tp.TIMESTAMP} if kind.fsp == 0 else set()  # with digits of a second it is no whole number
+    if kind.tp not in takes or (function and function not in _PARTS_OF_DATES):
         raise Invalid(refusal)
     return function, parsed["column"]
 
@@ -293,8 +301,12 @@ def _number(table: TableInfo, expression: str) -> Callable[[Record], int | None]
 
     def of_date(record: Record) -> int | None:
         day = from_datum(column.type, record[column.id])
-        if isinstance(day, str):
-            raise Invalid(f"column {column.name} has a date that no calendar has; pass another")
+        if isinstance(day, str):  # a date that no calendar has
+            if function == _UNIX:
+                return 0  # a TIMESTAMP has only 0000-00-00 of them
+            if function not in _FIELDS_OF_DATES:
+                raise Invalid(f"column {column.name} has a date that no calendar has; pass another")
+            return unpack(int(record[column.id].value or 0))[_FIELDS_OF_DATES[function]]
         return None if day is None else evaluate(day)
 
     return of_date

@@ -91,7 +91,7 @@ def _default(column: ColumnInfo) -> str:
 
 
 def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    escaped = text.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0")
     return f"'{escaped}'"
 
 
@@ -177,15 +177,17 @@ def _shown_type(kind: FieldType) -> str:
     """Return a type as TiDB shows it: with the width of integers, and with digits where they were given."""
     if kind.tp in INTEGER_BITS:
         width = kind.flen if kind.flen != UNSPECIFIED else _WIDTHS[kind.tp]
-        signs = (" unsigned" if kind.unsigned else "") + (" zerofill" if kind.flag & _ZEROFILL else "")
-        return f"{_INTEGERS[kind.tp]}({width}){signs}"
+        return f"{_INTEGERS[kind.tp]}({width}){_signs(kind)}"
     text = type_text(kind)
     if kind.tp in {Tp.FLOAT, Tp.DOUBLE} and kind.decimal > 0:
         text += f"({kind.flen},{kind.decimal})"
     if kind.tp is Tp.YEAR:
         text += f"({kind.flen if kind.flen > 0 else 4})"
-    approximate = kind.tp in {Tp.FLOAT, Tp.DOUBLE, Tp.NEW_DECIMAL}
-    return text + (" unsigned" if approximate and kind.unsigned else "")
+    return text + (_signs(kind) if kind.tp in {Tp.FLOAT, Tp.DOUBLE, Tp.NEW_DECIMAL} else "")
+
+
+def _signs(kind: FieldType) -> str:
+    return (" unsigned" if kind.unsigned else "") + (" zerofill" if kind.flag & _ZEROFILL else "")
 
 
 def _has_charset(kind: FieldType) -> bool:
@@ -225,8 +227,8 @@ def _index(table: TableInfo, index: IndexInfo) -> str:
     if index.extra.get("comment"):
         words.append(f"COMMENT {_literal(index.extra['comment'])}")
     if index.primary:
-        clustered = "NONCLUSTERED" if table.handle_kind is HandleKind.ROWID else "CLUSTERED"
-        words.append(f"/*T![clustered_index] {clustered} */")
+        # A plain word: `portable_statement` puts it into a comment, or into the one around a global key.
+        words.append("NONCLUSTERED" if table.handle_kind is HandleKind.ROWID else "CLUSTERED")
     text = " ".join(words)
     if index.extra.get("condition_expr_string"):
         return f"{text} WHERE {index.extra['condition_expr_string']}"
@@ -314,7 +316,7 @@ _PARTITION_KINDS = {_RANGE: "RANGE", _HASH: "HASH", _LIST: "LIST", _KEY: "KEY"}
 
 def _partitions(tree: Mapping[str, Any]) -> str:
     kind, definitions = tree["type"], tree.get("definitions") or ()
-    columns = _names(tree.get("columns") or ())
+    columns = "" if tree.get("is_empty_columns") else _names(tree.get("columns") or ())
     by = (
         f" COLUMNS({columns})"
         if columns and kind in {_RANGE, _LIST}
