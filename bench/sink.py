@@ -25,7 +25,15 @@ from pyspark.sql import DataFrame, SparkSession
 from changes import MIXED, START, a_table, seconds, show, write_mixed
 from changes import Written as Source
 from penstock import eventloop
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, SinkEngine, WriteResult
+from penstock.changefeeds.engines.engine import (
+    Chunk,
+    DirectFile,
+    DirectResult,
+    EncodeWork,
+    FileWork,
+    SinkEngine,
+    WriteResult,
+)
 from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri
@@ -185,6 +193,11 @@ class PreparedEngine:
         return await asyncio.gather(
             *(loop.run_in_executor(self._threads, self._write, file) for file in files)
         )
+
+    async def make_file(self, file: DirectFile) -> DirectResult:
+        chunks = [chunk for chunks in await self.encode(file.work) for chunk in chunks]
+        (result,) = await self.write([replace(file.file, chunks=tuple(chunks))])
+        return DirectResult(len(chunks), sum(chunk.nbytes for chunk in chunks), result.nbytes)
 
     def _write(self, file: FileWork) -> WriteResult:
         data = self._lines * len(file.chunks)

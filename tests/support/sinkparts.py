@@ -3,9 +3,17 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Self, cast
 
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
+from penstock.changefeeds.engines.engine import (
+    Chunk,
+    DirectFile,
+    DirectResult,
+    EncodeWork,
+    FileWork,
+    WriteResult,
+)
 from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, PendingFile
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.layout import Folder
@@ -59,8 +67,8 @@ def slice_of(
 class Watched(DmlEvent):
     """An event that writes down what it is told, after its name: `d1@5 woken`, `d1@5 flushed`."""
 
-    def __init__(self, piece: Slice, told: list[str]) -> None:
-        super().__init__(piece)
+    def __init__(self, piece: Slice, told: list[str], *, flush: bool = False) -> None:
+        super().__init__(piece, flush=flush)
         self.name = f"d{piece.dispatcher.id}@{piece.end.ts}"
         self.add_post_enqueue(lambda: told.append(f"{self.name} woken"))
         self.add_post_flush(lambda: told.append(f"{self.name} flushed"))
@@ -116,8 +124,10 @@ class RowlessEngine:
         self.encoding = Gate()
         self.writing = Gate()
         self.failing: set[str] = set()  # dispatchers whose files fail
+        self.slow: set[str] = set()  # dispatchers whose files that are made of slices do not end
         self.encode_jobs: list[list[Slice]] = []
         self.files: list[FileWork] = []
+        self.made: list[str] = []  # the paths of those that were made of slices
         self.segments: set[int] = set()
         self.closed = False
         self._ends: dict[str, Position] = {}
@@ -143,16 +153,35 @@ class RowlessEngine:
 
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         for file in files:
-            self._under_way[file.dispatcher_id] += 1
-            assert self._under_way[file.dispatcher_id] == 1, "a dispatcher has two files at once"
             assert all(chunk.segment in self.segments for chunk in file.chunks), "a segment is gone"
+        await self._wait_for_remote([file.dispatcher_id for file in files])
+        return [self._write(file) for file in files]
+
+    async def _wait_for_remote(self, dispatcher_ids: Sequence[str]) -> None:
+        for dispatcher_id in dispatcher_ids:
+            self._under_way[dispatcher_id] += 1
+            assert self._under_way[dispatcher_id] == 1, "a dispatcher has two files at once"
         try:
             await self.writing.enter()
             if self._clock is not None:
                 await self._clock.sleep(self._latency_s)
         finally:
-            self._under_way.subtract(file.dispatcher_id for file in files)
-        return [self._write(file) for file in files]
+            self._under_way.subtract(dispatcher_ids)
+
+    async def make_file(self, file: DirectFile) -> DirectResult:
+        await self.encoding.enter()
+        chunks = tuple(chunk for work in file.work for chunk in self._chunks(0, work.slice))
+        await self._wait_for_remote([file.file.dispatcher_id])
+        while file.file.dispatcher_id in self.slow:
+            await SYSTEM.sleep(0.001)
+        if not chunks:
+            return DirectResult()
+        written = self._write(replace(file.file, chunks=chunks))
+        if written.error:
+            return DirectResult(failure=Unavailable(written.error))
+        self.made.append(written.data_path)
+        rows, nbytes = sum(chunk.rows for chunk in chunks), sum(chunk.nbytes for chunk in chunks)
+        return DirectResult(rows, nbytes, written.nbytes)
 
     def _write(self, file: FileWork) -> WriteResult:
         if file.dispatcher_id in self.failing:
@@ -319,11 +348,15 @@ class SinkWorld:
             self._running = asyncio.get_running_loop().create_task(self.sink.run())
         return self._running
 
-    def add(self, number: int, ts: int, nbytes: int = 100, **more: Any) -> Watched:
+    def add(self, number: int, ts: int, nbytes: int = 100, *, flush: bool = False, **more: Any) -> Watched:
         """Send an event of a dispatcher."""
-        event = Watched(slice_of(number, ts, nbytes, **more), self.told)
+        event = Watched(slice_of(number, ts, nbytes, **more), self.told, flush=flush)
         self.sink.add_dml_event(event)
         return event
+
+    def span(self, number: int) -> TableSpan:
+        """Return a dispatcher."""
+        return dispatcher(number)
 
     def drain(self, number: int, ts: int) -> "asyncio.Task[None]":
         """Send a marker of a dispatcher."""

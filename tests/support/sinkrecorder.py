@@ -75,6 +75,9 @@ class RecordingSink:
         self._failed = False
         self.published_ts = 0
 
+    def slice_bytes(self, dispatcher: TableSpan) -> int:  # noqa: ARG002 - the same for all
+        return 1 << 40
+
     def add_dml_event(self, event: DmlEvent) -> None:
         if self._failed:
             return

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.changefeeds.engines.engine import FileWork
-from penstock.changefeeds.engines.local import write_files
+from penstock.changefeeds.engines.files import write_files
 from penstock.changefeeds.sinks.storage import layout
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles

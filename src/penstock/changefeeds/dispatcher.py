@@ -21,6 +21,9 @@ from penstock.clock import TS_MAX
 from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.follow.source import ReadableRange
 
+_PACE_S_MAX = 5.0
+"""Dispatchers of a changefeed with a longer flush interval read so often: the spool collects their files."""
+
 
 class DispatcherState(Enum):
     """Where a dispatcher is."""
@@ -65,40 +68,73 @@ class Drain:
     ddl_ts: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReadPace:
+    """How often dispatchers that have everything read again: in intervals that are the same for all.
+
+    Dispatchers that are not behind read together at the beginning of an interval, so that their files are
+    written together too. `flushes`: the interval is that of the sink, so what is read is due at once.
+    """
+
+    interval: int
+    flushes: bool
+
+    @classmethod
+    def at(cls, now: float, flush_interval_s: float) -> "ReadPace":
+        """Return the pace at a moment of the clock."""
+        seconds = min(flush_interval_s, _PACE_S_MAX)
+        return cls(int(now / seconds), flush_interval_s <= _PACE_S_MAX)
+
+
 class Dispatcher:
     """Replicates the changes of a table, or of a key range of it, in order.
 
     At most one of its slices is not in the spool yet, and at a DDL it reads nothing until the DDL is done.
     Events that arrive after it has ended change nothing.
+
+    `paced_at` is the interval of the changefeed in which it last read everything that there was: it reads
+    again in a later one. None: it is behind, and reads as soon as it can.
     """
 
-    __slots__ = ("begin", "progress", "span", "state")
+    __slots__ = ("begin", "paced_at", "progress", "span", "state")
 
     def __init__(self, span: TableSpan, begin: Position, position: Position | None = None) -> None:
         self.span = span
         self.begin = begin
         self.progress = TableProgress(begin if position is None else position)
         self.state = DispatcherState.READY
+        self.paced_at: int | None = None
 
     @property
     def position(self) -> Position:
         """Every change up to it was given to the sink."""
         return self.progress.position
 
-    def next_step(self, horizon: Horizon) -> Read | Drain | None:
-        """Return what to do now; None: nothing until the horizon moves or the current step is done."""
+    def next_step(self, horizon: Horizon, pace: ReadPace | None = None) -> Read | Drain | None:
+        """Return what to do now; None: nothing until the horizon moves or the current step is done.
+
+        With a pace, one that has read everything waits, unless a DDL does: for the next interval, and for the
+        file of what it read, so that a slow remote makes files larger and not more.
+        """
         if self.state is not DispatcherState.READY:
             return None
         end = Position(horizon.end_ts)
         if self.caught_up(horizon.changed_ts):
             self.progress.skip_to(end)
         if self.position < end:
+            if pace is not None and horizon.ddl_ts is None and self._waits(pace):
+                return None
             self.state = DispatcherState.READING
             return Read(self.position, horizon.end_ts)
         if horizon.ddl_ts is not None and self.position >= Position(horizon.ddl_ts - 1):
             self.state = DispatcherState.DRAINING
             return Drain(horizon.ddl_ts)
         return None
+
+    def _waits(self, pace: ReadPace) -> bool:
+        if self.paced_at is None:
+            return False
+        return pace.interval <= self.paced_at or (pace.flushes and not self.progress.flushed)
 
     def caught_up(self, changed_ts: int) -> bool:
         """Return whether it has every change of a table that did not change after `changed_ts`.
@@ -107,15 +143,22 @@ class Dispatcher:
         """
         return self.position.handle is None and changed_ts <= self.position.ts
 
-    def finish_read(self, asked: Read, slice_: Slice | None) -> DmlEvent | None:
-        """Take the result of a read; return the event for the sink, or None when there were no changes."""
+    def finish_read(
+        self, asked: Read, slice_: Slice | None, *, pace: ReadPace | None = None
+    ) -> DmlEvent | None:
+        """Take the result of a read; return the event for the sink, or None when there were no changes.
+
+        With a pace, it waits for the next interval when it has read everything up to now.
+        """
         assert self.state is DispatcherState.READING, f"a slice for a dispatcher that is {self.state.value}"
+        everything = slice_ is None or slice_.end >= Position(asked.upto_ts)
+        self.paced_at = pace.interval if pace is not None and everything else None
         if slice_ is None:
             self.progress.skip_to(Position(asked.upto_ts))
             self.state = DispatcherState.READY
             return None
         assert slice_.end <= Position(asked.upto_ts), f"a slice goes to {slice_.end}, past {asked.upto_ts}"
-        event = DmlEvent(slice_)
+        event = DmlEvent(slice_, flush=everything and pace is not None and pace.flushes)
         self.progress.add(event)
         self.state = DispatcherState.SENT
         return event
@@ -262,11 +305,16 @@ class Dispatchers:
         since_ts = TS_MAX if for_good else ts
         self._idle_since_ts[table_id] = min(self._idle_since_ts.get(table_id, TS_MAX), since_ts)
 
-    def wake(self, table_id: int, done_ts: int) -> list[Dispatcher]:
-        """Make the idle dispatchers of a table active and return them. Changes up to `done_ts` are done."""
+    def wake(self, table_id: int, done_ts: int, pace: ReadPace | None = None) -> list[Dispatcher]:
+        """Make the idle dispatchers of a table active and return them. Changes up to `done_ts` are done.
+
+        With a pace, they read in the next interval, together with others.
+        """
         woken = self._idle.pop(table_id, [])
         self._idle_since_ts.pop(table_id, None)
         for dispatcher in woken:
+            if pace is not None and dispatcher.paced_at is not None:
+                dispatcher.paced_at = pace.interval
             dispatcher.progress.skip_to(Position(done_ts))
             self.active[dispatcher.span.id] = dispatcher
         return woken

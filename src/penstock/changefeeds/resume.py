@@ -31,8 +31,9 @@ class ChangefeedOptions:
 
     `split_rows` divides such tables into key ranges of about that many rows, each with its own dispatcher.
     The changefeed is finished at `target_ts`. A dispatcher gives the sink at most `slice_limit` at once, and
-    at most `reads_max` dispatchers read at the same time. With `ignore_ineligible_table` it goes on without
-    tables that cannot be captured; else it fails.
+    at most `reads_max` dispatchers read at the same time. Dispatchers that have everything read again after
+    `flush_interval_s`, all together; 0: as soon as something has changed. With `ignore_ineligible_table` it
+    goes on without tables that cannot be captured; else it fails.
     """
 
     begin: Position
@@ -42,6 +43,7 @@ class ChangefeedOptions:
     ignore_ineligible_table: bool = True
     slice_limit: ReadLimit = _SLICE_LIMIT
     reads_max: int = 16
+    flush_interval_s: float = 0.0
     tick_s: float = 0.2
 
     def __post_init__(self) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Collection, Coroutine, Iterable, Sequence
 from functools import partial
 
 from penstock.changefeeds.ddl_writer import DdlWriter
-from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers, DispatcherState, Drain, Horizon, Read
+from penstock.changefeeds.dispatcher import (
+    Dispatcher,
+    Dispatchers,
+    DispatcherState,
+    Drain,
+    Horizon,
+    Read,
+    ReadPace,
+)
 from penstock.changefeeds.failures import FailureTracker
 from penstock.changefeeds.model import LeftOutTable, ProgressStore, describe_left_out
 from penstock.changefeeds.resume import ChangefeedOptions, RestoredProgress, without_unsent
@@ -131,7 +139,7 @@ class ChangefeedRun:
         await self._hold_history()
         ranges = await self._failures.retry(lambda: self._source.read_progress(self._dispatchers.table_ids))
         for table_id in self._dispatchers.update_ranges(ranges):
-            self._go_on(self._dispatchers.wake(table_id, self.checkpoint_ts))
+            self._go_on(self._dispatchers.wake(table_id, self.checkpoint_ts, self._pace))
         active = self._dispatchers.active.values()
         self._go_on([dispatcher for dispatcher in active if dispatcher.state is DispatcherState.READY])
         await self._leave_out_refused()
@@ -235,7 +243,8 @@ class ChangefeedRun:
         ddl = self._ddls.next_of(table_id)
         changed_ts = dispatcher.position.ts if found is None else found.changed_ts
         upto_ts = 0 if found is None else self._cap_at_target(min(found.readable_ts, self._ddls.known_ts))
-        step = dispatcher.next_step(Horizon(upto_ts, changed_ts, None if ddl is None else ddl.commit_ts))
+        horizon = Horizon(upto_ts, changed_ts, None if ddl is None else ddl.commit_ts)
+        step = dispatcher.next_step(horizon, None if self._is_at_target(upto_ts) else self._pace)
         if isinstance(step, Read):
             self._ready.append((dispatcher, step))
         elif isinstance(step, Drain):
@@ -247,20 +256,26 @@ class ChangefeedRun:
             elif dispatcher.caught_up(changed_ts):
                 self._dispatchers.rest(dispatcher)
 
+    @property
+    def _pace(self) -> ReadPace | None:
+        flush_s = self._options.flush_interval_s
+        return ReadPace.at(self._clock.monotonic(), flush_s) if flush_s else None
+
     def _start_reads(self) -> None:
         while self._ready and self._reading < self._options.reads_max:
             self._reading += 1
             self._spawn(self._read(*self._ready.popleft()))
 
     async def _read(self, dispatcher: Dispatcher, asked: Read) -> None:
-        limit = self._options.slice_limit
+        limit = self._options.slice_limit.up_to(self._sink.slice_bytes(dispatcher.span))
+        pace = self._pace
         slice_ = await self._failures.retry(
             lambda: self._source.next_slice(
                 dispatcher.span, asked.start, asked.upto_ts, limit, begin=dispatcher.begin
             )
         )
         self._reading -= 1
-        event = dispatcher.finish_read(asked, slice_)
+        event = dispatcher.finish_read(asked, slice_, pace=pace)
         if event is None:
             self._go_on((dispatcher,))
             return

@@ -178,9 +178,9 @@ class _RunningChangefeed:
     async def _run(self, lease: LeasedProgress, info: ChangefeedInfo) -> None:
         async with self._store_failure(lease):
             settings = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
-            run_options = changefeed_options(info, settings)
             # A provider of secrets, or the file system of a tenant's target, may be slow.
             options = await call_in_thread(confined_sink_options, self._settings, info.account, settings)
+            run_options = changefeed_options(info, settings, flush_interval_s=options.flush_interval_s)
             target = options.target.open()
             source = await SliceFollower.connect(
                 self._settings,
@@ -254,12 +254,15 @@ class _RunningChangefeed:
                 )
 
 
-def changefeed_options(info: ChangefeedInfo, settings: ChangefeedSettings) -> ChangefeedOptions:
+def changefeed_options(
+    info: ChangefeedInfo, settings: ChangefeedSettings, *, flush_interval_s: float = 0.0
+) -> ChangefeedOptions:
     """Return what a stored changefeed replicates."""
     return ChangefeedOptions(
         begin=info.begin,
         tables=TableFilter(settings.tables, account=info.account),
         target_ts=settings.target_ts,
         split_rows=settings.split_rows,
+        flush_interval_s=flush_interval_s,
         ignore_ineligible_table=settings.ignore_ineligible_table,
     )

@@ -6,6 +6,7 @@ of a column at once.
 
 import binascii
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 
 import numpy as np
@@ -237,8 +238,9 @@ LATIN1_JSON = Substitution(
 """Bytes as the characters of ISO 8859-1, inside a JSON string."""
 
 
+@lru_cache(maxsize=4096)
 def json_string(text: str) -> bytes:
-    """Return a text as a JSON string, in quotes."""
+    """Return a text as a JSON string, in quotes. It is for names, which are few and come again."""
     cell = JSON.apply(pa.array([text], pa.string()))[0].as_py()
     return b'"%s"' % cell
 

@@ -21,7 +21,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ import pyarrow as pa
 import yaml
 
 import penstock
+from penstock.changefeeds.engines.files import make_file
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.changefeeds.store import ChangefeedStore
@@ -239,7 +240,7 @@ class Traced:
         return found
 
 
-def _check(walk: list[str], count_max: int, *passed: type) -> None:
+def _check(walk: list[str], count_max: int, *passed: Callable[..., object]) -> None:
     """Fail when rows pass more files; and when some are not seen that they surely pass."""
     assert {Path(inspect.getfile(each)).relative_to(HOME).as_posix() for each in passed} <= set(walk)
     assert len(walk) <= count_max, "\n".join(["rows pass more files than they did:", *walk])
@@ -264,7 +265,7 @@ async def test_rows_pass_few_files_from_an_object_to_a_changefeeds_file(tmp_path
             walk = await world.do(traced.walk)
     lines = [line for path in files.rglob("CDC*.json") for line in path.read_text().splitlines()]
     assert len(lines) == 300 + 50 + 10
-    _check(walk, FEED_FILES_MAX, LocalEngine)
+    _check(walk, FEED_FILES_MAX, make_file)
 
 
 async def test_rows_pass_few_files_from_an_object_to_a_fulltext_index(tmp_path: Path) -> None:

@@ -45,16 +45,18 @@ class SinkModel(RuleBasedStateMachine):
         self.sizes: dict[str, list[int]] = {}
         self.jobs: list[EncodeJob] = []
         self.files: list[FileTask] = []
+        self.direct: dict[str, int] = {}  # expected bytes of the events that go into files without the spool
         self.segments: dict[int, int] = {}  # unwritten bytes
         self.ts = 1
         self.version = 1
         self.encoded: list[Sent] = []
 
-    @rule(number=DISPATCHERS, sizes=st.lists(st.integers(1, 1500), max_size=4))
-    def send(self, number: int, sizes: list[int]) -> None:
+    @rule(number=DISPATCHERS, sizes=st.lists(st.integers(1, 1500), max_size=4), flush=st.booleans())
+    def send(self, number: int, sizes: list[int], flush: bool) -> None:
         self.ts += 1
         schema = replace(SCHEMA, since_ts=self.version, version=self.version)
-        event = Watched(slice_of(number, self.ts, sum(sizes), rows=len(sizes), schema=schema), self.told)
+        piece = slice_of(number, self.ts, sum(sizes), rows=len(sizes), schema=schema)
+        event = Watched(piece, self.told, flush=flush)
         self.sizes[event.name] = sizes
         sent = Sent(event.name, sizes, self.version, self.clock.monotonic())
         self.sent.setdefault(number, []).append(sent)
@@ -83,8 +85,9 @@ class SinkModel(RuleBasedStateMachine):
         job = self.ledger.next_job()
         if job is None:
             return
-        alone = len(job.events) == 1 and empty
-        assert job.expected_bytes <= room or alone
+        expected = job.expected_bytes + sum(job.direct.values())
+        alone = len(job.events) + len(job.direct) == 1 and empty
+        assert expected <= room or alone
         under_way = [each.shard for other in self.jobs for each in other.batches]
         assert not {each.shard for each in job.batches} & set(under_way)
         self.jobs.append(job)
@@ -104,6 +107,7 @@ class SinkModel(RuleBasedStateMachine):
                 chunks[-1].append(Chunk(segment, number, Position(end.ts - 1), end, 1, size))
                 number += 1
         self.segments[segment] = sum(chunk.nbytes for each in chunks for chunk in each)
+        self.direct.update((event.name, nbytes) for event, nbytes in job.direct.items())
         self.ledger.finish_encode(job, chunks)
 
     @rule()
@@ -116,6 +120,9 @@ class SinkModel(RuleBasedStateMachine):
         self.files.extend(tasks)
 
     def _check(self, task: FileTask) -> None:
+        assert bool(task.chunks) != bool(task.slices), "a file is of the spool or of slices"
+        if task.slices:
+            return
         size, last = task.nbytes, task.chunks[-1].nbytes
         if task.reason is FlushReason.SIZE:
             assert size >= FILE or size > 0
@@ -123,18 +130,37 @@ class SinkModel(RuleBasedStateMachine):
         else:
             assert size < FILE + last
         if task.reason is FlushReason.INTERVAL:
-            number = int(task.dispatcher.id)
-            oldest = next(each for each in self.sent[number] if each.sizes)
-            assert self.clock.monotonic() - oldest.sent_at >= INTERVAL
+            queue = self.sent[int(task.dispatcher.id)]
+            oldest = next(each for each in queue if each.sizes)
+            follower = any(each.name in self.direct for each in queue)
+            assert follower or self.clock.monotonic() - oldest.sent_at >= INTERVAL
 
     @precondition(lambda self: self.files)
     @rule(which=st.integers(0, 9))
     def end_a_file(self, which: int) -> None:
         task = self.files.pop(which % len(self.files))
+        if task.slices:
+            self._end_a_file_of_slices(task)
+            return
         for chunk in task.chunks:
             self.segments[chunk.segment] -= chunk.nbytes
         self.ledger.finish_file(task, task.nbytes)
         self._settle_model(task)
+
+    def _end_a_file_of_slices(self, task: FileTask) -> None:
+        """The slices of a file are the first events of its dispatcher, of one version."""
+        queue = self.sent[int(task.dispatcher.id)]
+        names = [f"d{task.dispatcher.id}@{piece.end.ts}" for piece in task.slices]
+        nbytes = 0
+        while names:
+            head = queue.pop(0)
+            if head.name == names[0]:
+                nbytes += sum(head.sizes)
+                assert head.version == task.schema.version
+                del self.direct[names.pop(0)]
+            else:
+                assert not head.sizes, "a file leaves nothing out"
+        self.ledger.finish_direct(task, nbytes, nbytes)
 
     def _settle_model(self, task: FileTask) -> None:
         """The chunks of a file are the first ones of its dispatcher, of one version."""
@@ -204,7 +230,7 @@ class SinkModel(RuleBasedStateMachine):
     @invariant()
     def bytes_are_what_is_not_written(self) -> None:
         if hasattr(self, "ledger"):
-            assert self.ledger.spool.nbytes == sum(self.segments.values())
+            assert self.ledger.spool.nbytes == sum(self.segments.values()) + sum(self.direct.values())
             spool = self.ledger.spool
             assert spool.paused or not spool.held_wakes
             assert not (spool.nbytes > spool.high_bytes and not spool.paused)

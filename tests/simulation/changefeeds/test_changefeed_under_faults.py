@@ -27,7 +27,7 @@ from penstock.changefeeds.codecs.decoder import FileOptions
 from penstock.changefeeds.codecs.options import CsvOptions
 from penstock.changefeeds.directory.listing import DirectoryLayout
 from penstock.changefeeds.directory.reader import Ddl
-from penstock.changefeeds.engines import local
+from penstock.changefeeds.engines import files
 from penstock.changefeeds.engines.local import LocalEngine, Step
 from penstock.changefeeds.resume import ChangefeedOptions
 from penstock.changefeeds.sinks.storage.layout import decode_checkpoint
@@ -70,6 +70,7 @@ class Plan:
     commit_rows_max: int
     cut_commits: bool
     reads_max: int
+    paced: bool
 
     @property
     def kinds(self) -> list[str]:
@@ -105,6 +106,7 @@ class Plan:
             commit_rows_max=mix.choice([60, 200]) if cut_commits else 8,
             cut_commits=cut_commits,
             reads_max=mix.choice([1, 3, 16]),
+            paced=mix.random() < 0.75,
         )
 
     @property
@@ -229,6 +231,7 @@ class Simulation:
                 split_rows=self.plan.split_rows,
                 slice_limit=self.plan.slice_limit,
                 reads_max=self.plan.reads_max,
+                flush_interval_s=options.flush_interval_s if self.plan.paced else 0.0,
             ),
             source=source,
             open_sink=open_sink,
@@ -376,6 +379,6 @@ def _comparable(row: dict[str, Any]) -> str:
 def test_a_reader_of_the_directory_has_what_the_source_had(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (follower, local, eventloop):
+    for module in (follower, files, eventloop):
         monkeypatch.setattr(module, "ThreadPoolExecutor", SimPool)
     Simulation(seed, tmp_path).run()

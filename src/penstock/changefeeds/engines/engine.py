@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.changefeeds.codecs.options import EncoderOptions
+from penstock.errors import PenstockError
 from penstock.follow.slices import Position, Slice
 
 Traced = tuple[tuple[int, int], ...]
@@ -58,8 +59,37 @@ class EncodeWork:
     options: EncoderOptions
 
 
+@dataclass(frozen=True, slots=True)
+class DirectFile:
+    """A file that is made of slices without the spool: whoever reads and encodes them also writes it.
+
+    The chunks of `file` are not known before, so it has none. `weight` is how many bytes are expected.
+    """
+
+    file: FileWork
+    work: tuple[EncodeWork, ...]
+    weight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DirectResult:
+    """What became of a DirectFile. Without rows, because a filter left none, there is no file.
+
+    `encoded_bytes` are the bytes of its chunks, `nbytes` those of the file. `failure` tells why it could not
+    be made: Unavailable when the remote or the event store did not answer, or what else reading raises.
+    """
+
+    rows: int = 0
+    encoded_bytes: int = 0
+    nbytes: int = 0
+    traced: Traced = ()
+    failure: PenstockError | None = None
+
+
 class SinkEngine(Protocol):
-    """Encodes slices into the spool and writes files out of it. The caller sees descriptors only.
+    """Encodes slices into the spool and writes files out of it, or makes files of slices at once.
+
+    The caller sees descriptors only.
 
     Several calls may be under way at once. A payload that is lost (an executor died) is encoded again from
     the event store when it is needed, with the same rows. A call raises a PenstockError when the work as a
@@ -74,6 +104,14 @@ class SinkEngine(Protocol):
 
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         """Write files, each data first, then index; one that fails does not stop the others."""
+
+    async def make_file(self, file: DirectFile) -> DirectResult:
+        """Read, encode and write a file; return when it, and no other, is done.
+
+        Files of many calls may share the cost of a job, but none waits for another that is slow. After the
+        return nothing is written any more, unless the call was cancelled or has failed: then the same changes
+        may still arrive under the same name.
+        """
 
     async def release(self, segment: int) -> None:
         """Forget a segment of which no chunk is needed any more."""

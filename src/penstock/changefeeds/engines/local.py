@@ -1,26 +1,24 @@
-"""An engine in this process, for `engine: local`; how both engines write files."""
+"""An engine in this process, for `engine: local` and for simulations."""
 
-import posixpath
-import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Literal
 
-from penstock.changefeeds.codecs.parquet import parquet_file
-from penstock.changefeeds.engines.encode import encode_part, retry_when_moved
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, WriteResult
-from penstock.errors import Corrupt, Invalid, PenstockError
+from penstock.changefeeds.engines.engine import (
+    Chunk,
+    DirectFile,
+    DirectResult,
+    EncodeWork,
+    FileWork,
+    WriteResult,
+)
+from penstock.changefeeds.engines.files import encode_slice, make_file, write_files
+from penstock.errors import Invalid
 from penstock.eventloop import ThreadRunner
-from penstock.object_storage import ObjectStorage, StorageRef
+from penstock.object_storage import StorageRef
 
-_ERROR_CHARS_MAX = 500
-_NUMBER = re.compile(rb"([0-9]+)[.][^/]*$")  # of a data file, at the end of its name
-
-Payloads = Callable[[FileWork], Iterable[bytes]]
 Step = Literal["encode", "write", "written", "release"]
 Hook = Callable[[Step], Awaitable[None]]
 
@@ -85,6 +83,13 @@ class LocalEngine:
         await self._reach("written")
         return results
 
+    async def make_file(self, file: DirectFile) -> DirectResult:
+        """Read, encode and write a file in a thread."""
+        await self._reach("write")
+        result = await self._threads.call(make_file, file, self._target)
+        await self._reach("written")
+        return result
+
     def _payloads(self, number: int) -> Sequence[bytes]:
         """Return the payloads of a segment by their chunks' numbers; raise Invalid when it is released."""
         segment = self._segments.get(number)
@@ -118,71 +123,9 @@ def _encode(segment: int, work: Sequence[EncodeWork]) -> tuple[list[list[Chunk]]
     payloads: list[bytes] = []
     for item in work:
         chunks.append([])
-        for part in range(len(item.slice.parts)):
-            for encoded in retry_when_moved(partial(encode_part, item.slice, part, item.options)):
-                chunk = Chunk(
-                    segment,
-                    len(payloads),
-                    encoded.start,
-                    encoded.end,
-                    encoded.rows,
-                    len(encoded.payload),
-                    encoded.traced,
-                )
-                chunks[-1].append(chunk)
-                payloads.append(encoded.payload)
+        for encoded in encode_slice(item):
+            size = len(encoded.payload)
+            positions = encoded.start, encoded.end
+            chunks[-1].append(Chunk(segment, len(payloads), *positions, encoded.rows, size, encoded.traced))
+            payloads.append(encoded.payload)
     return chunks, payloads
-
-
-def write_files(
-    files: Sequence[FileWork], payloads: Payloads, target: StorageRef, *, threads: int
-) -> list[WriteResult]:
-    """Write files, several at once: data first, then the index, unless it names a later file.
-
-    A file that fails has an error in its result, and does not stop the others. `payloads` returns the
-    payloads of a file's chunks in order, on the thread that writes the file. A file that exists with the same
-    bytes was written by an earlier attempt; one with other bytes is an error, unless the file is written
-    `again`.
-    """
-    storage = target.open()
-    with ThreadPoolExecutor(max_workers=max(1, min(threads, len(files)))) as pool:
-        return list(pool.map(lambda file: _try_write(file, payloads, storage), files))
-
-
-def _try_write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> WriteResult:
-    try:
-        return WriteResult(file.data_path, _write(file, payloads, storage))
-    except PenstockError as error:
-        return WriteResult(file.data_path, 0, _one_line(error))
-
-
-def _write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> int:
-    data = _content(file, payloads(file))
-    created = storage.create(file.data_path, data) or file.again
-    if not created and storage.read(file.data_path) != data:
-        raise Corrupt(
-            f"object {file.data_path} at {storage.url} exists with other content; "
-            "make sure that no other changefeed writes to this place"
-        )
-    name = posixpath.basename(file.data_path).encode()
-    storage.advance(
-        file.index_path, name + b"\n", is_older=lambda named: _file_number(named) < _file_number(name)
-    )
-    return len(data)
-
-
-def _file_number(name: bytes) -> int:
-    """Return the number of a data file; 0 for the content of a damaged index, which is replaced."""
-    found = _NUMBER.search(name.strip())
-    return int(found[1]) if found else 0
-
-
-def _content(file: FileWork, payloads: Iterable[bytes]) -> bytes:
-    if file.parquet:
-        return parquet_file(payloads, dict(file.parquet_options))
-    return b"".join((file.header, *payloads))
-
-
-def _one_line(error: PenstockError) -> str:
-    words = " ".join(str(error).split()) or type(error).__name__
-    return words[:_ERROR_CHARS_MAX]

@@ -23,8 +23,16 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from penstock.changefeeds.engines.encode import retry_when_moved
-from penstock.changefeeds.engines.engine import Chunk, FileWork, Traced, WriteResult
-from penstock.changefeeds.engines.local import write_files
+from penstock.changefeeds.engines.engine import (
+    Chunk,
+    DirectFile,
+    DirectResult,
+    FileWork,
+    Traced,
+    WriteResult,
+)
+from penstock.changefeeds.engines.files import write_files
+from penstock.changefeeds.engines.rounds import Rounds, SparkJobs
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventloop import call_in_thread
@@ -157,8 +165,11 @@ class SparkEngine:
         *,
         account: str = "",
         threads: int = 16,
+        rounds: Rounds | None = None,
     ) -> None:
         self._spark = spark
+        self._own_rounds = rounds is None
+        self._rounds = rounds or Rounds(SparkJobs(lambda: spark))
         self._target = target
         self._account = account
         self._threads = threads
@@ -176,6 +187,12 @@ class SparkEngine:
         """Write files on executors, each data first, then index; one that fails does not stop the others."""
         return await self._run(f"write {len(files)} files", lambda: self._write(files))
 
+    async def make_file(self, file: DirectFile) -> DirectResult:
+        """Make a file in one stage, in a job with those that other changefeeds want at the same time."""
+        return await self._rounds.make_file(
+            self._target, file, changefeed=self._account, account=self._account
+        )
+
     async def release(self, segment: int) -> None:
         """Unpersist a segment."""
         frame = self._segments.pop(segment, None)
@@ -187,6 +204,8 @@ class SparkEngine:
         """Unpersist all segments and end the threads."""
         for segment in list(self._segments):
             await self.release(segment)
+        if self._own_rounds:
+            self._rounds.close()
         self._jobs.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, what: str, job: Callable[[], T]) -> T:

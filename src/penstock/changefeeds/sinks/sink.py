@@ -16,11 +16,13 @@ class DmlEvent:
     """A slice on its way to the remote, with two acknowledgements. Each runs once, also if called twice.
 
     `post_enqueue`: the encoded payload is in the spool, so the dispatcher may go on. `post_flush`: data and
-    index are on the remote; nothing else may move a checkpoint.
+    index are on the remote; nothing else may move a checkpoint. `flush`: the dispatcher has nothing more to
+    read and its file is due, so the slice need not wait for others in the spool.
     """
 
-    def __init__(self, slice_: Slice) -> None:
+    def __init__(self, slice_: Slice, *, flush: bool = False) -> None:
         self.slice = slice_
+        self.flush = flush
         self._enqueued: list[Callable[[], None]] | None = []
         self._flushed: list[Callable[[], None]] | None = []
 
@@ -100,6 +102,9 @@ class Sink(Protocol):
     again. After a failure, which `run` raises, nothing is acknowledged any more, and the calls for DDLs
     raise.
     """
+
+    def slice_bytes(self, dispatcher: TableSpan) -> int:
+        """Return how many bytes the next slice of a dispatcher should have at most."""
 
     def add_dml_event(self, event: DmlEvent) -> None:
         """Accept a slice. It never blocks and does no I/O."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from penstock import tracing
 from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.engines.rounds import Rounds, SparkJobs
 from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.store import ChangefeedStore
@@ -56,7 +57,11 @@ async def _run(
             from penstock.changefeeds.engines.spark import SparkEngine  # imported late: it loads PySpark
 
             target = replace(options.target, url=absolute_url(options.target.url))
-            return SparkEngine(session.get(), target, account=feed_id, threads=options.worker_count)
+            return SparkEngine(
+                session.get(), target, account=feed_id, threads=options.worker_count, rounds=rounds
+            )
+
+        rounds = Rounds(SparkJobs(session.get))
 
         runner = ChangefeedRunner(settings, feeds, open_engine, owner=owner)
         with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="changefeeds"):

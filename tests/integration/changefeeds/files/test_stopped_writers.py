@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.engines.engine import Chunk, FileWork
-from penstock.changefeeds.engines.local import write_files
+from penstock.changefeeds.engines.files import write_files
 from penstock.changefeeds.model import PendingFile
 from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, decode_checkpoint
 from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_uri

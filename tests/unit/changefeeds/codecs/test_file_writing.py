@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from penstock.changefeeds.engines.engine import Chunk, FileWork, WriteResult
-from penstock.changefeeds.engines.local import write_files
+from penstock.changefeeds.engines.files import write_files
 from penstock.errors import Unavailable
 from penstock.follow.slices import Position
 from penstock.object_storage import ObjectStorage, StorageRef

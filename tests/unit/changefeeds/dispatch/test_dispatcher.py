@@ -1,6 +1,15 @@
 import pytest
 
-from penstock.changefeeds.dispatcher import Dispatcher, DispatcherState, Drain, Horizon, Read
+from penstock.changefeeds.dispatcher import (
+    Dispatcher,
+    Dispatchers,
+    DispatcherState,
+    Drain,
+    Horizon,
+    Read,
+    ReadPace,
+)
+from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.follow.slices import Position, Slice, TableSpan
 from support.ddlevents import table_schema
 
@@ -98,3 +107,83 @@ def test_one_that_has_ended_stays_so(late) -> None:
     late(it)
     assert it.state is DispatcherState.ENDED
     assert it.next_step(Horizon(50, 50)) is None
+
+
+def paced(interval: int) -> ReadPace:
+    return ReadPace(interval, flushes=True)
+
+
+def read_everything(it: Dispatcher, upto: int, pace: ReadPace) -> DmlEvent:
+    asked = it.next_step(Horizon(upto, upto), pace)
+    assert isinstance(asked, Read)
+    event = it.finish_read(asked, piece(asked.start, Position(upto)), pace=pace)
+    assert event is not None
+    it.wake()
+    return event
+
+
+def test_one_that_has_read_everything_waits_for_the_next_interval() -> None:
+    it = Dispatcher(SPEC, Position(10))
+    event = read_everything(it, 50, paced(1))
+    assert event.flush
+    event.post_flush()
+    assert it.next_step(Horizon(60, 60), paced(1)) is None
+    assert it.next_step(Horizon(60, 60), paced(2)) == Read(Position(50), 60)
+
+
+def test_one_that_has_read_everything_waits_for_its_file() -> None:
+    it = Dispatcher(SPEC, Position(10))
+    event = read_everything(it, 50, paced(1))
+    assert it.next_step(Horizon(60, 60), paced(2)) is None
+    event.post_flush()
+    assert it.next_step(Horizon(60, 60), paced(2)) == Read(Position(50), 60)
+
+
+def test_where_the_spool_collects_files_it_does_not_wait_for_them() -> None:
+    it = Dispatcher(SPEC, Position(10))
+    event = read_everything(it, 50, ReadPace(1, flushes=False))
+    assert not event.flush
+    assert it.next_step(Horizon(60, 60), ReadPace(2, flushes=False)) == Read(Position(50), 60)
+
+
+def test_one_that_is_behind_does_not_wait() -> None:
+    it = Dispatcher(SPEC, Position(10))
+    asked = it.next_step(Horizon(50, 50), paced(1))
+    assert isinstance(asked, Read)
+    event = it.finish_read(asked, piece(asked.start, Position(30)), pace=paced(1))
+    assert event is not None
+    assert not event.flush
+    it.wake()
+    assert it.next_step(Horizon(50, 50), paced(1)) == Read(Position(30), 50)
+
+
+def test_a_ddl_does_not_wait_for_an_interval() -> None:
+    it = Dispatcher(SPEC, Position(10))
+    read_everything(it, 50, paced(1))
+    assert it.next_step(Horizon(60, 60, ddl_ts=58), paced(1)) == Read(Position(50), 57)
+
+
+def test_idle_dispatchers_that_wake_read_together_in_the_next_interval() -> None:
+    all_of_them = Dispatchers()
+    it = Dispatcher(SPEC, Position(10))
+    all_of_them.add([it])
+    read_everything(it, 50, paced(1)).post_flush()
+    all_of_them.rest(it)
+    assert all_of_them.wake(1, 55, paced(7)) == [it]
+    assert it.next_step(Horizon(60, 60), paced(7)) is None
+    assert it.next_step(Horizon(60, 60), paced(8)) == Read(Position(55), 60)
+
+
+@pytest.mark.parametrize(
+    ("flush_interval_s", "now", "expected"),
+    [
+        (2.0, 9.9, ReadPace(4, flushes=True)),
+        (2.0, 10.0, ReadPace(5, flushes=True)),
+        (5.0, 10.0, ReadPace(2, flushes=True)),
+        (60.0, 14.9, ReadPace(2, flushes=False)),
+    ],
+)
+def test_intervals_begin_at_the_same_moment_for_all(
+    flush_interval_s: float, now: float, expected: ReadPace
+) -> None:
+    assert ReadPace.at(now, flush_interval_s) == expected

@@ -12,9 +12,9 @@ async def test_ten_thousand_idle_dispatchers_are_not_touched_while_ten_are_busy(
     steps: list[int] = []
     next_step = Dispatcher.next_step
 
-    def counted(self, horizon):
+    def counted(self, horizon, pace):
         steps.append(self.span.table_id)
-        return next_step(self, horizon)
+        return next_step(self, horizon, pace)
 
     w.source.advance(100)
     w.start()
@@ -48,9 +48,9 @@ async def test_a_ddl_of_an_idle_table_touches_that_table_only(world, monkeypatch
     touched: set[int] = set()
     next_step = Dispatcher.next_step
 
-    def counted(self, horizon):
+    def counted(self, horizon, pace):
         touched.add(self.span.table_id)
-        return next_step(self, horizon)
+        return next_step(self, horizon, pace)
 
     monkeypatch.setattr(Dispatcher, "next_step", counted)
     w.source.ddl(alter_table(150, tables[4]))

@@ -298,8 +298,9 @@ def test_what_a_dispatcher_has_in_no_file_is_dropped() -> None:
     (task,) = take(held)
     drain = marker(1)
     held.mark(drain, "1")
-    chunks, waiting = held.drop("1")
+    chunks, direct, waiting = held.drop("1")
     assert [each.nbytes for each in chunks] == [20]
+    assert direct == (0, 0)
     assert waiting[-1] is drain
     assert held.is_writing("1")
     held.finish(task)

@@ -15,7 +15,7 @@ from itertools import count
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker, QueueItem
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.slices import TableSpan
+from penstock.follow.slices import Position, Slice, TableSpan
 
 _DISPATCHERS_MAX = 10_000  # whose ratios are known; the least recently used are forgotten first
 
@@ -33,7 +33,7 @@ class FlushReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class FileTask:
-    """A file to write: chunks of one dispatcher and schema version, in order.
+    """A file to write, of one dispatcher and schema version: chunks of the spool, or slices, in order.
 
     The items in `waiting` are acknowledged, in order, when the file is on the remote.
     """
@@ -41,18 +41,25 @@ class FileTask:
     dispatcher: TableSpan
     schema: SchemaVersion
     chunks: tuple[Chunk, ...]
+    slices: tuple[Slice, ...]
+    nbytes: int  # of its chunks in the spool; of its slices those that are expected
     waiting: list[QueueItem]
     reason: FlushReason
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its chunks in the spool."""
-        return sum(chunk.nbytes for chunk in self.chunks)
+    def rows(self) -> int:
+        """Rows of its chunks; how many its slices have is known when they are read."""
+        return sum(chunk.rows for chunk in self.chunks)
 
     @property
-    def rows(self) -> int:
-        """Rows of its chunks."""
-        return sum(chunk.rows for chunk in self.chunks)
+    def start(self) -> Position:
+        """The position after which its changes begin."""
+        return self.slices[0].start if self.slices else self.chunks[0].start
+
+    @property
+    def end(self) -> Position:
+        """The position of its last change."""
+        return self.slices[-1].end if self.slices else self.chunks[-1].end
 
 
 class Buffers:
@@ -106,6 +113,14 @@ class Buffers:
         self._watch(buffer)
         self._check_due(buffer)
         return False
+
+    def add_slice(self, event: DmlEvent, nbytes: int, arrived_at: float) -> None:
+        """Add an event that goes into a file without the spool; about `nbytes` are expected of it."""
+        buffer = self._buffer_of(event.slice.dispatcher)
+        buffer.add(BufferedSlice(event, nbytes, arrived_at))
+        self._queued_bytes += nbytes
+        self._due_bytes += nbytes if buffer.due else 0
+        self._check_due(buffer)
 
     def mark(self, marker: QueueItem, dispatcher_id: str) -> bool:
         """Add a marker after everything of its dispatcher. True: nothing is before it, so it is done."""
@@ -205,19 +220,28 @@ class Buffers:
     def unpin(self, segments: Collection[int]) -> None:
         """Make the buffers due whose oldest row is in one of these segments."""
         for buffer in self._buffers.values():
-            if not buffer.due and buffer.oldest is not None and buffer.oldest.chunk.segment in segments:
+            oldest = buffer.oldest
+            if not buffer.due and isinstance(oldest, BufferedChunk) and oldest.chunk.segment in segments:
                 self._force(buffer, FlushReason.QUOTA)
+
+    def has_chunks(self, dispatcher_id: str) -> bool:
+        """Return whether a dispatcher has chunks that are in no file yet."""
+        buffer = self._buffers.get(dispatcher_id)
+        return buffer is not None and buffer.chunks > 0
 
     def is_writing(self, dispatcher_id: str) -> bool:
         """Return whether a file of the dispatcher is under way."""
         buffer = self._buffers.get(dispatcher_id)
         return buffer is not None and buffer.writing is not None
 
-    def drop(self, dispatcher_id: str) -> tuple[list[Chunk], list[QueueItem]]:
-        """Drop what a dispatcher has in no file yet; return its chunks and the items that waited."""
+    def drop(self, dispatcher_id: str) -> tuple[list[Chunk], tuple[int, int], list[QueueItem]]:
+        """Drop what a dispatcher has in no file yet.
+
+        Returns its chunks, the expected bytes and the number of its slices, and the items that waited.
+        """
         buffer = self._buffers.get(dispatcher_id)
         if buffer is None:
-            return [], []
+            return [], (0, 0), []
         self._queued_bytes -= buffer.nbytes
         if buffer.due:
             buffer.due = False
@@ -239,42 +263,80 @@ class BufferedChunk:
     ends: DmlEvent | None
 
     @property
-    def version(self) -> tuple[int, int]:
-        """Rows of different versions are never in one file."""
-        return self.schema.since_ts, self.schema.version
+    def nbytes(self) -> int:
+        """Its bytes in the spool."""
+        return self.chunk.nbytes
+
+    @property
+    def kind(self) -> "Kind":
+        """What a file has in common with it."""
+        return "chunk", self.schema.since_ts, self.schema.version
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedSlice:
+    """A slice in its dispatcher's buffer that is not in the spool: its file is made of it in one stage."""
+
+    ends: DmlEvent
+    nbytes: int  # expected
+    arrived_at: float
+
+    @property
+    def schema(self) -> SchemaVersion:
+        """The schema of its rows."""
+        return self.ends.slice.schema
+
+    @property
+    def kind(self) -> "Kind":
+        """What a file has in common with it."""
+        return "slice", self.schema.since_ts, self.schema.version
+
+
+Kind = tuple[str, int, int]
+"""Chunks or slices, and the schema version: a file has rows of one version, all from one source."""
+Buffered = BufferedChunk | BufferedSlice
 
 
 @dataclass(slots=True, eq=False)
 class DispatcherBuffer:
-    """A dispatcher's chunks, events without rows and markers, first in, first out; one file at a time.
+    """A dispatcher's chunks, slices, events without rows and markers, in order; one file at a time.
 
-    Invariant: an item without rows always follows a chunk in the queue. If there is none, it waits for the
-    file under way; without such a file, it is acknowledged at once.
+    Invariant: an item without rows always follows a chunk or a slice in the queue. If there is none, it waits
+    for the file under way; without such a file, it is acknowledged at once.
     """
 
     dispatcher: TableSpan
-    queue: deque[BufferedChunk | QueueItem] = field(default_factory=deque)
-    nbytes: int = 0  # of the chunks
-    breaks: int = 0  # markers, and chunks of another version than the chunk before them
+    queue: deque[Buffered | QueueItem] = field(default_factory=deque)
+    nbytes: int = 0  # of the chunks and slices
+    chunks: int = 0  # how many there are
+    slices: int = 0  # likewise; a file of them is always due
+    breaks: int = 0  # markers, and what is of another kind than the one before
     writing: FileTask | None = None
     forced: FlushReason | None = None  # why the queue is to be written, if neither size nor a break says so
     timed: bool = False  # a deadline of it is watched
     due: bool = False  # in the queue of those to write
-    _last_version: tuple[int, int] | None = None  # of the newest chunk in the queue
+    _last_kind: Kind | None = None  # of the newest rows in the queue
 
     @property
-    def oldest(self) -> BufferedChunk | None:
-        """The chunk that is written next."""
+    def oldest(self) -> Buffered | None:
+        """The rows that are written next."""
         first = self.queue[0] if self.queue else None
-        assert first is None or isinstance(first, BufferedChunk), "an item without rows follows a chunk"
+        assert first is None or isinstance(first, Buffered), "an item without rows follows rows"
         return first
 
-    def add(self, buffered: BufferedChunk) -> None:
-        """Append a chunk."""
-        self.breaks += self._last_version is not None and buffered.version != self._last_version
-        self._last_version = buffered.version
-        self.nbytes += buffered.chunk.nbytes
+    def add(self, buffered: Buffered) -> None:
+        """Append a chunk or a slice."""
+        self.breaks += self._last_kind is not None and buffered.kind != self._last_kind
+        self._last_kind = buffered.kind
+        self._count(buffered, 1)
         self.queue.append(buffered)
+
+    def _count(self, buffered: Buffered, sign: int) -> None:
+        self.nbytes += sign * buffered.nbytes
+        if isinstance(buffered, BufferedSlice):
+            self.slices += sign
+        else:
+            self.chunks += sign
 
     def follow(self, item: QueueItem) -> bool:
         """Have an item acknowledged after everything that is here; return False when nothing is."""
@@ -291,29 +353,30 @@ class DispatcherBuffer:
         """Return whether a file is to be cut off as soon as none is under way."""
         if not self.queue:
             return False
-        return self.breaks > 0 or self.forced is not None or self.nbytes * ratio >= file_size
+        due = self.slices > 0 or self.breaks > 0 or self.forced is not None
+        return due or self.nbytes * ratio >= file_size
 
     def cut(self, file_size: int, ratio: float) -> FileTask:
-        """Cut a file off the front: of whole chunks, as close to the size as possible, never across a break.
+        """Cut a file off the front: whole chunks or slices, close to the size, never across a break.
 
         A byte of a chunk is expected to become `ratio` bytes of the file.
         """
         first = self.oldest
-        assert first is not None, "a file has at least one chunk"
+        assert first is not None, "a file has rows"
         assert self.writing is None, "a dispatcher has one file under way"
-        chunks: list[Chunk] = []
+        taken: list[Buffered] = []
         waiting: list[QueueItem] = []
         size, reason = 0.0, None
         while self.queue and reason is None:
             head = self.queue[0]
-            if isinstance(head, BufferedChunk):
-                grown = size + head.chunk.nbytes * ratio
-                if head.version != first.version:
-                    reason = FlushReason.DDL
-                elif chunks and grown - file_size > file_size - size:
+            if isinstance(head, Buffered):
+                grown = size + head.nbytes * ratio
+                if head.kind != first.kind:
+                    reason = FlushReason.DDL if head.kind[1:] != first.kind[1:] else FlushReason.INTERVAL
+                elif taken and grown - file_size > file_size - size:
                     reason = FlushReason.SIZE
                 else:
-                    self._take(head, chunks, waiting)
+                    self._take(head, taken, waiting)
                     size, reason = grown, FlushReason.SIZE if grown >= file_size else None
             elif isinstance(head, DrainMarker):
                 reason = FlushReason.DDL
@@ -324,47 +387,48 @@ class DispatcherBuffer:
         self.writing = FileTask(
             self.dispatcher,
             first.schema,
-            tuple(chunks),
+            tuple(rows.chunk for rows in taken if isinstance(rows, BufferedChunk)),
+            tuple(rows.ends.slice for rows in taken if isinstance(rows, BufferedSlice)),
+            sum(rows.nbytes for rows in taken),
             waiting,
             reason or self.forced or FlushReason.INTERVAL,
         )
         self.forced = None
         return self.writing
 
-    def _take(self, head: BufferedChunk, chunks: list[Chunk], waiting: list[QueueItem]) -> None:
+    def _take(self, head: Buffered, taken: list[Buffered], waiting: list[QueueItem]) -> None:
         self.queue.popleft()
-        self.nbytes -= head.chunk.nbytes
-        chunks.append(head.chunk)
+        self._count(head, -1)
+        taken.append(head)
         if head.ends is not None:
             waiting.append(head.ends)
 
-    def _take_followers(self, before: BufferedChunk, waiting: list[QueueItem]) -> None:
-        """Let the items without rows that follow the file wait for it; the next chunk begins a file."""
+    def _take_followers(self, before: Buffered, waiting: list[QueueItem]) -> None:
+        """Let the items without rows that follow the file wait for it; the next rows begin a file."""
         while self.queue:
             head = self.queue[0]
-            if isinstance(head, BufferedChunk):
-                self.breaks -= head.version != before.version
+            if isinstance(head, Buffered):
+                self.breaks -= head.kind != before.kind
                 return
             self.breaks -= isinstance(head, DrainMarker)
             waiting.append(head)
             self.queue.popleft()
-        self._last_version = None
+        self._last_kind = None
 
-    def clear(self) -> tuple[list[Chunk], list[QueueItem]]:
-        """Drop what is not under way; return the chunks and the items that waited."""
-        chunks: list[Chunk] = []
+    def clear(self) -> tuple[list[Chunk], tuple[int, int], list[QueueItem]]:
+        """Drop what is not under way; return chunks, bytes and number of slices, and who waited."""
+        rows = [entry for entry in self.queue if isinstance(entry, Buffered)]
+        chunks = [entry.chunk for entry in rows if isinstance(entry, BufferedChunk)]
+        expected = sum(entry.nbytes for entry in rows if isinstance(entry, BufferedSlice)), self.slices
         waiting: list[QueueItem] = []
         for entry in self.queue:
-            if isinstance(entry, BufferedChunk):
-                chunks.append(entry.chunk)
-                if entry.ends is not None:
-                    waiting.append(entry.ends)
-            else:
-                waiting.append(entry)
+            item = entry.ends if isinstance(entry, Buffered) else entry
+            if item is not None:
+                waiting.append(item)
         self.queue.clear()
-        self.nbytes = self.breaks = 0
-        self.forced = self._last_version = None
-        return chunks, waiting
+        self.nbytes = self.breaks = self.chunks = self.slices = 0
+        self.forced = self._last_kind = None
+        return chunks, expected, waiting
 
 
 class SizeEstimator:
@@ -385,6 +449,11 @@ class SizeEstimator:
         known = self._dispatchers.get(dispatcher_id)
         return (known or self._all).ratio
 
+    def knows(self, dispatcher_id: str) -> bool:
+        """Return whether the dispatcher has had about a window of output, so that its ratio is no guess."""
+        known = self._dispatchers.get(dispatcher_id)
+        return known is not None and known.seen_bytes >= self._window
+
     def learn(self, dispatcher_id: str, bytes_in: int, bytes_out: int) -> None:
         """Learn from one output; an empty input teaches nothing."""
         if bytes_in <= 0:
@@ -404,12 +473,13 @@ class SizeEstimator:
 class _Mean:
     """Begins at `first` with the weight of a sixteenth of the window, so that a tiny file proves little."""
 
-    __slots__ = ("_in", "_out", "_window")
+    __slots__ = ("_in", "_out", "_window", "seen_bytes")
 
     def __init__(self, window: int, first: float) -> None:
         self._window = window
         self._in = max(window / 16, 1.0)
         self._out = self._in * first
+        self.seen_bytes = 0  # of output, since ever
 
     @property
     def ratio(self) -> float:
@@ -419,3 +489,4 @@ class _Mean:
         kept = 0.5 ** (bytes_in / self._window)
         self._in = self._in * kept + bytes_in
         self._out = self._out * kept + bytes_out
+        self.seen_bytes += bytes_out

@@ -18,6 +18,9 @@ from penstock.changefeeds.sinks.storage.spool import Spool
 from penstock.clock import Clock
 
 _ENCODE_JOB_BYTES = 256 * 1024 * 1024
+_DIRECT_MIN = 0.75  # of the file size: a slice of so much fills a file
+_DIRECT_MAX = 1.5
+_FIRST_SLICE = 0.25  # of the file size, while it is not known how large slices become
 
 _FIRST_CHUNK_RATIO = {"canal-json": 10.0, "debezium": 10.0, "csv": 5.0, "parquet": 1.0}
 """Bytes of chunks per estimated byte of a slice, until they are known. Slices are estimated by the size of
@@ -152,15 +155,19 @@ def _dispatcher_id(item: QueueItem) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
-    """Batches of several shards, to be encoded together."""
+    """Batches of several shards, to be encoded together.
+
+    `direct` are the events among them that go into files without the spool, with their expected bytes.
+    """
 
     batches: tuple[ShardBatch, ...]
-    expected_bytes: int
+    direct: dict[DmlEvent, int]
+    expected_bytes: int  # of the others
 
     @property
     def events(self) -> list[DmlEvent]:
         """The events to encode, in the order that `Ledger.finish_encode` expects."""
-        return [event for batch in self.batches for event in batch.events]
+        return [event for batch in self.batches for event in batch.events if event not in self.direct]
 
 
 class Ledger:
@@ -174,6 +181,7 @@ class Ledger:
     ) -> None:
         self.shards = Shards(options.worker_count)
         self.spool = Spool(options.spool_disk_quota)
+        self._file_size = options.file_size
         self._file_ratios = SizeEstimator(options.file_size)  # bytes of a file per byte of its chunks
         # bytes of chunks per estimated byte of their slice
         self._chunk_ratios = SizeEstimator(options.file_size, first=_FIRST_CHUNK_RATIO[options.protocol])
@@ -206,10 +214,41 @@ class Ledger:
         if not batches:
             self._make_room(room)
             return None
-        expected = sum(self._weigh(event) for batch in batches for event in batch.events)
-        job = EncodeJob(tuple(batches), expected)
-        self.spool.expect(job.expected_bytes)
-        return job
+        direct: dict[DmlEvent, int] = {}
+        expected_bytes = 0
+        spooled: set[str] = set()  # dispatchers with an event before that goes to the spool
+        for event in (event for batch in batches for event in batch.events):
+            weight = self._weigh(event)
+            if self._is_direct(event, weight, follows_spooled=event.slice.dispatcher.id in spooled):
+                direct[event] = weight
+            else:
+                spooled.add(event.slice.dispatcher.id)
+                expected_bytes += weight
+        self.spool.expect(expected_bytes)
+        return EncodeJob(tuple(batches), direct, expected_bytes)
+
+    def _is_direct(self, event: DmlEvent, nbytes: int, *, follows_spooled: bool) -> bool:
+        """Return whether a slice goes into a file without the spool: it fills one, or its file is due anyway.
+
+        A slice that is too large for one file is cut in the spool. So is every slice until a file's worth has
+        shown how large they become. One that is due joins the rows that its dispatcher has in the spool.
+        """
+        dispatcher_id = event.slice.dispatcher.id
+        file_bytes = nbytes * self._file_ratios.ratio(dispatcher_id)
+        if file_bytes > _DIRECT_MAX * self._file_size:
+            return False
+        if self._chunk_ratios.knows(dispatcher_id) and file_bytes >= _DIRECT_MIN * self._file_size:
+            return True
+        return event.flush and not follows_spooled and not self.buffers.has_chunks(dispatcher_id)
+
+    def slice_bytes(self, dispatcher_id: str) -> int:
+        """Return how many estimated bytes a slice of a dispatcher should have to fill one file.
+
+        Until it is known how large slices become, it is less.
+        """
+        ratio = self._chunk_ratios.ratio(dispatcher_id) * self._file_ratios.ratio(dispatcher_id)
+        share = 1.0 if self._chunk_ratios.knows(dispatcher_id) else _FIRST_SLICE
+        return max(int(self._file_size * share / ratio), 1)
 
     def _weigh(self, event: DmlEvent) -> int:
         ratio = self._chunk_ratios.ratio(event.slice.dispatcher.id)
@@ -232,23 +271,34 @@ class Ledger:
         in_order = iter(chunks)
         for batch in job.batches:
             for item in batch.items:
-                if isinstance(item, DmlEvent):
-                    self._enqueue(item, next(in_order))
-                else:
+                if not isinstance(item, DmlEvent):
                     self._mark(item)
+                elif item in job.direct:
+                    self._enqueue_direct(item, job.direct[item])
+                else:
+                    self._enqueue(item, next(in_order))
             self.shards.finish(batch)
         self._relieve()
+
+    def _enqueue_direct(self, event: DmlEvent, nbytes: int) -> None:
+        """Count an event as if it were in the spool: it can be read from the event store at any time."""
+        self.buffers.add_slice(event, nbytes, self._arrivals[event])
+        self.spool.add_direct(nbytes)
+        self._admit(event)
 
     def _enqueue(self, event: DmlEvent, chunks: Sequence[Chunk]) -> None:
         nbytes = sum(chunk.nbytes for chunk in chunks)
         self._chunk_ratios.learn(event.slice.dispatcher.id, event.slice.nbytes, nbytes)
         done = self.buffers.add(event, chunks, self._arrivals[event])
+        self._admit(event)
+        if done:
+            self._acknowledge(event)
+
+    def _admit(self, event: DmlEvent) -> None:
         if self.spool.admit(event):
             self._wake(event)
         else:
             self._metrics.suppressed.inc()
-        if done:
-            self._acknowledge(event)
 
     def _mark(self, marker: DrainMarker) -> None:
         marker.mark_encoded(self._clock.monotonic())
@@ -260,11 +310,20 @@ class Ledger:
         self._file_ratios.learn(task.dispatcher.id, task.nbytes, nbytes)
         self.skip_file(task)
 
+    def finish_direct(self, task: FileTask, encoded_bytes: int, nbytes: int) -> None:
+        """Acknowledge what waited for a file that was made of slices, with so many bytes of chunks."""
+        estimated = sum(slice_.nbytes for slice_ in task.slices)
+        self._chunk_ratios.learn(task.dispatcher.id, estimated, encoded_bytes)
+        self._file_ratios.learn(task.dispatcher.id, encoded_bytes, nbytes)
+        self.skip_file(task)
+
     def skip_file(self, task: FileTask) -> None:
         """Acknowledge what waited for a file that is not to be written, as if it were on the remote."""
         self.buffers.finish(task)
         for item in task.waiting:
             self._acknowledge(item)
+        if task.slices:
+            self.spool.remove_direct(task.nbytes, len(task.slices))
         self._free(task.chunks)
 
     def _wake(self, event: DmlEvent) -> None:
@@ -299,8 +358,9 @@ class Ledger:
 
     def drop_buffered(self, dispatcher_id: str, why: BaseException) -> None:
         """Drop what a dispatcher has in the spool and in no file yet."""
-        chunks, waiting = self.buffers.drop(dispatcher_id)
+        chunks, direct, waiting = self.buffers.drop(dispatcher_id)
         self._forget(waiting, why)
+        self.spool.remove_direct(*direct)
         self._free(chunks)
 
     def forget(self, dispatcher_id: str) -> None:

@@ -17,7 +17,7 @@ from penstock.eventloop import Notifier, TaskScope, ThreadRunner, WakeUp
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Slice, TableSpan
 
-_CHECKPOINT_INTERVAL_S = 2.0
+_CHECKPOINT_INTERVAL_S = 1.0
 _THREADS = 64  # requests of the driver to the remote that overlap
 _AGE_INTERVAL_S = 1.0
 _SWEEP_INTERVAL_S = 60.0
@@ -80,6 +80,10 @@ class StorageSink:
         self._running = False
         self._closing = False
         self._stopped = False
+
+    def slice_bytes(self, dispatcher: TableSpan) -> int:
+        """Return how many estimated bytes a slice should have to fill a file."""
+        return self._ledger.slice_bytes(dispatcher.id)
 
     def add_dml_event(self, event: DmlEvent) -> None:
         """Append a slice to its dispatcher's queue. It never blocks; after a failure the slice is ignored."""

@@ -19,9 +19,10 @@ class _Segment:
 class Spool:
     """Counts chunks, and holds back wakes while there are too many.
 
-    `nbytes` and `items` count the chunks that are not on the remote yet; `nbytes` decides about wakes, with
-    hysteresis. A segment is released only as a whole. So the quota limits `retained_bytes`, all bytes of
-    every segment that is not released, together with what running encode jobs are expected to add.
+    `nbytes` and `items` count the chunks that are not on the remote yet, and the slices that go there
+    without the spool, by what is expected of them; `nbytes` decides about wakes, with hysteresis. A segment
+    is released only as a whole. So the quota limits `retained_bytes`, all bytes of every segment that is not
+    released, together with what running encode jobs are expected to add.
     """
 
     def __init__(self, quota_bytes: int, *, high: float = HIGH, low: float = LOW) -> None:
@@ -73,6 +74,22 @@ class Spool:
             self.items += 1
         if self.nbytes > self.high_bytes:
             self.paused = True
+
+    def add_direct(self, nbytes: int) -> None:
+        """Count a slice that goes into its file without the spool, by the bytes that are expected of it."""
+        self.retained_bytes += nbytes
+        self.nbytes += nbytes
+        self.items += 1
+        if self.nbytes > self.high_bytes:
+            self.paused = True
+
+    def remove_direct(self, nbytes: int, items: int) -> None:
+        """Uncount slices that are on the remote or dropped."""
+        self.retained_bytes -= nbytes
+        self.nbytes -= nbytes
+        self.items -= items
+        if self.nbytes <= self.low_bytes:
+            self.paused = False
 
     def admit(self, event: DmlEvent) -> bool:
         """Return whether the event's dispatcher may go on now; if not, hold it for `release_held`."""

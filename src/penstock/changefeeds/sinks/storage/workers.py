@@ -1,6 +1,7 @@
 """The two loops of the storage sink: one encodes what waits in the shards, one writes the files that are due.
 
-Each runs several jobs at a time, so that slow requests overlap.
+Each runs several jobs at a time, so that slow requests overlap. Files that are made of slices, without the
+spool, are given to the engine one by one: each is acknowledged when it is done, whatever the others do.
 """
 
 import asyncio
@@ -11,7 +12,14 @@ from dataclasses import dataclass, replace
 from penstock import tracing
 from penstock.changefeeds.codecs.encoder import header_of
 from penstock.changefeeds.codecs.options import EncoderOptions
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork, SinkEngine, WriteResult
+from penstock.changefeeds.engines.engine import (
+    Chunk,
+    DirectFile,
+    EncodeWork,
+    FileWork,
+    SinkEngine,
+    WriteResult,
+)
 from penstock.changefeeds.model import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.buffers import FileTask
@@ -20,7 +28,7 @@ from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarget, RemoteFiles
 from penstock.clock import Clock
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.eventloop import TaskScope, ThreadRunner, WakeUp
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.slices import Slice
@@ -29,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _ENCODE_JOBS_MAX = 4
 _WRITE_JOBS_MAX = 8
-_JOB_FILES_MAX = 128
+_JOB_FILES_MAX = 512
 
 
 class EncodeLoop:
@@ -80,9 +88,14 @@ class EncodeLoop:
         self._on_progress()
 
     def _work(self, event: DmlEvent) -> EncodeWork:
-        options = self._options.encoder(event.slice.schema)
-        traced = None if tracing.current is None else tracing.current.sampling
-        return EncodeWork(event.slice, replace(options, encoded_at_ms=self._clock.wall_ms(), traced=traced))
+        return encode_work(event.slice, self._options, self._clock)
+
+
+def encode_work(slice_: Slice, options: SinkOptions, clock: Clock) -> EncodeWork:
+    """Return how a slice is encoded from now on: lines that have a time have this one, however often."""
+    traced = None if tracing.current is None else tracing.current.sampling
+    encoder = replace(options.encoder(slice_.schema), encoded_at_ms=clock.wall_ms(), traced=traced)
+    return EncodeWork(slice_, encoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +110,18 @@ class PlacedFile:
 
     @property
     def pending(self) -> PendingFile:
-        """What is stored of it before it is written; the size of a Parquet file is not known by then."""
-        chunks = self.task.chunks
-        size = len(self.work.header) + sum(chunk.nbytes for chunk in chunks)
+        """What is stored of it before it is written.
+
+        The size is not known by then for a Parquet file, and for one that is made of slices.
+        """
+        size = len(self.work.header) + self.task.nbytes
         return PendingFile(
             self.task.dispatcher.id,
             self.paths.data_path,
             self.paths.index_path,
-            chunks[0].start,
-            chunks[-1].end,
-            0 if self.work.parquet else size,
+            self.task.start,
+            self.task.end,
+            0 if self.work.parquet or self.task.slices else size,
             self.where,
         )
 
@@ -147,26 +162,31 @@ async def write_again(
     The other process may still write the same changes, with other bytes, so their size is forgotten first.
     That also checks the lease. Raises Unavailable when a file cannot be written.
     """
-    work = [
+    begun = [(file, slices) for file, slices in files if slices]
+    await progress.begin_files([replace(file, nbytes=0) for file, _ in begun])
+    making = [engine.make_file(_made_again(*file, options, encoded_at_ms)) for file in begun]
+    for (file, _), result in zip(begun, await asyncio.gather(*making), strict=True):
+        if result.failure is not None:
+            raise _file_failure(file.data_path, result.failure)
+
+
+def _file_failure(path: str, failure: PenstockError) -> PenstockError:
+    """Return a failure that names the file, unless it is final: then its own words say what to do."""
+    if isinstance(failure, Unavailable):
+        return Unavailable(f"{path} could not be written: {failure}")
+    return failure
+
+
+def _made_again(
+    file: PendingFile, slices: Sequence[Slice], options: SinkOptions, encoded_at_ms: int
+) -> DirectFile:
+    paths = FilePaths(file.data_path, file.index_path, 0)
+    work = tuple(
         EncodeWork(slice_, replace(_encoder_of(file, slice_, options), encoded_at_ms=encoded_at_ms))
-        for file, slices in files
         for slice_ in slices
-    ]
-    encoded = iter(await engine.encode(work))
-    chunks = [tuple(chunk for _ in slices for chunk in next(encoded)) for _, slices in files]
-    begun: list[tuple[PendingFile, FileWork]] = []
-    for (file, slices), held in zip(files, chunks, strict=True):
-        if held:
-            paths = FilePaths(file.data_path, file.index_path, 0)
-            work_again = file_work(file.dispatcher_id, held, slices[0].schema, paths, options, again=True)
-            begun.append((replace(file, nbytes=0), work_again))
-    await progress.begin_files([file for file, _ in begun])
-    results = await engine.write([work_again for _, work_again in begun])
-    for segment in {chunk.segment for held in chunks for chunk in held}:
-        await engine.release(segment)
-    failed = next((result for result in results if result.error), None)
-    if failed is not None:
-        raise Unavailable(f"{failed.data_path} could not be written again: {failed.error}")
+    )
+    made = file_work(file.dispatcher_id, (), slices[0].schema, paths, options, again=True)
+    return DirectFile(made, work, sum(slice_.nbytes for slice_ in slices))
 
 
 def _encoder_of(file: PendingFile, slice_: Slice, options: SinkOptions) -> EncoderOptions:
@@ -238,10 +258,33 @@ class WriteLoop:
         if placed:
             with self._metrics.stage("begin"):
                 await self._progress.begin_files([file.pending for file in placed])
+        for file in placed:
+            if file.task.slices:  # acknowledged by itself: no file waits for another
+                self._tasks.start(self._make(file, began_at))
+        spooled = [file for file in placed if file.task.chunks]
+        if spooled:
             with self._metrics.stage("write"):
-                results = await self._engine.write([file.work for file in placed])
-            self._acknowledge(placed, results, self._clock.monotonic() - began_at)
+                results = await self._engine.write([file.work for file in spooled])
+            self._acknowledge(spooled, results, self._clock.monotonic() - began_at)
         self._jobs -= 1
+        self._on_progress()
+
+    async def _make(self, file: PlacedFile, began_at: float) -> None:
+        """Make a file of slices and acknowledge it; raise what kept it from being written."""
+        work = tuple(encode_work(slice_, self._options, self._clock) for slice_ in file.task.slices)
+        direct = DirectFile(file.work, work, file.task.nbytes)
+        with self._metrics.stage("write"):
+            result = await self._engine.make_file(direct)
+        seconds = self._clock.monotonic() - began_at
+        if result.failure is not None:
+            self._metrics.observe_failure(seconds)
+            raise _file_failure(file.paths.data_path, result.failure)
+        if result.rows:
+            self._files.confirm_written(file.target, file.paths)
+            self._metrics.observe_flush(file.task.reason, result.rows, result.nbytes, seconds)
+        self._ledger.finish_direct(file.task, result.encoded_bytes, result.nbytes)
+        if tracing.current is not None and result.rows:
+            self._trace(tracing.current.start_recorder(began_s_ago=seconds), file, result.traced)
         self._on_progress()
 
     async def _place(self, tasks: Sequence[FileTask]) -> list[tuple[FileTarget, FilePaths] | None]:
@@ -255,7 +298,7 @@ class WriteLoop:
 
     def _place_one(self, task: FileTask) -> tuple[FileTarget, FilePaths] | None:
         target = self._files.place(task.dispatcher, task.schema)
-        return None if target is None else (target, self._files.next_file(target, task.chunks[-1].end.ts))
+        return None if target is None else (target, self._files.next_file(target, task.end.ts))
 
     def _placed(self, task: FileTask, target: FileTarget, paths: FilePaths) -> PlacedFile:
         work = file_work(task.dispatcher.id, task.chunks, task.schema, paths, self._options)
@@ -275,16 +318,18 @@ class WriteLoop:
                 self._metrics.observe_flush(file.task.reason, file.task.rows, result.nbytes, seconds)
                 self._ledger.finish_file(file.task, result.nbytes)
                 if tracing.current is not None:
-                    self._trace(tracing.current.start_recorder(began_s_ago=seconds), file)
+                    traced = [pair for chunk in file.task.chunks for pair in chunk.traced]
+                    self._trace(tracing.current.start_recorder(began_s_ago=seconds), file, traced)
         if failed:
             first = failed[0]
             raise Unavailable(
                 f"{len(failed)} of {len(placed)} files could not be written; {first.data_path}: {first.error}"
             )
 
-    def _trace(self, passage: tracing.StageRecorder, file: PlacedFile) -> None:
-        for chunk in file.task.chunks:
-            passage.add_pairs(chunk.traced)
+    def _trace(
+        self, passage: tracing.StageRecorder, file: PlacedFile, traced: Sequence[tuple[int, int]]
+    ) -> None:
+        passage.add_pairs(traced)
         passage.record_arrival(
             tracing.Stage.CHANGEFEED,
             key=f"{self._metrics.changefeed}/{file.paths.data_path}",

@@ -1,0 +1,107 @@
+"""Makes files on the remote, wherever that runs: of payloads from the spool, or of slices in one stage.
+
+A data file is put if absent, then its index is advanced. Whoever repeats that writes the same bytes, so it
+changes nothing.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from penstock.changefeeds.codecs.parquet import parquet_file
+from penstock.changefeeds.engines.encode import EncodedChunk, encode_part, retry_when_moved
+from penstock.changefeeds.engines.engine import DirectFile, DirectResult, EncodeWork, FileWork, WriteResult
+from penstock.errors import Corrupt, PenstockError
+from penstock.object_storage import ObjectStorage, StorageRef
+
+_ERROR_CHARS_MAX = 500
+_NUMBER = re.compile(rb"([0-9]+)[.][^/]*$")  # of a data file, at the end of its name
+
+Payloads = Callable[[FileWork], Iterable[bytes]]
+
+
+def make_file(direct: DirectFile, target: StorageRef) -> DirectResult:
+    """Read, encode and write a file; a filter that leaves no row leaves no file.
+
+    A PenstockError is returned in the result: another file of the same task is not affected by it.
+    """
+    try:
+        return _make_file(direct, target.open())
+    except PenstockError as error:
+        return DirectResult(failure=error)
+
+
+def _make_file(direct: DirectFile, storage: ObjectStorage) -> DirectResult:
+    chunks = [chunk for work in direct.work for chunk in encode_slice(work)]
+    if not chunks:
+        return DirectResult()
+    nbytes = _put(direct.file, [chunk.payload for chunk in chunks], storage)
+    return DirectResult(
+        rows=sum(chunk.rows for chunk in chunks),
+        encoded_bytes=sum(len(chunk.payload) for chunk in chunks),
+        nbytes=nbytes,
+        traced=tuple(pair for chunk in chunks for pair in chunk.traced),
+    )
+
+
+def encode_slice(work: EncodeWork) -> Iterator[EncodedChunk]:
+    """Yield the chunks of all parts of a slice, in order. Raises as `encode_part`."""
+    for number in range(len(work.slice.parts)):
+        yield from retry_when_moved(partial(encode_part, work.slice, number, work.options))
+
+
+def write_files(
+    files: Sequence[FileWork], payloads: Payloads, target: StorageRef, *, threads: int
+) -> list[WriteResult]:
+    """Write files, several at once: data first, then the index, unless it names a later file.
+
+    A file that fails has an error in its result, and does not stop the others. `payloads` returns the
+    payloads of a file's chunks in order, on the thread that writes the file. A file that exists with the same
+    bytes was written by an earlier attempt; one with other bytes is an error, unless the file is written
+    `again`.
+    """
+    storage = target.open()
+    with ThreadPoolExecutor(max_workers=max(1, min(threads, len(files)))) as pool:
+        return list(pool.map(lambda file: _try_write(file, payloads, storage), files))
+
+
+def _try_write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> WriteResult:
+    try:
+        return WriteResult(file.data_path, _put(file, payloads(file), storage))
+    except PenstockError as error:
+        return WriteResult(file.data_path, 0, _one_line(error))
+
+
+def _put(file: FileWork, payloads: Iterable[bytes], storage: ObjectStorage) -> int:
+    """Put a file and its index; return its bytes."""
+    data = _content(file, payloads)
+    created = storage.create(file.data_path, data) or file.again
+    if not created and storage.read(file.data_path) != data:
+        raise Corrupt(
+            f"object {file.data_path} at {storage.url} exists with other content; "
+            "make sure that no other changefeed writes to this place"
+        )
+    name = posixpath.basename(file.data_path).encode()
+    storage.advance(
+        file.index_path, name + b"\n", is_older=lambda named: _file_number(named) < _file_number(name)
+    )
+    return len(data)
+
+
+def _file_number(name: bytes) -> int:
+    """Return the number of a data file; 0 for the content of a damaged index, which is replaced."""
+    found = _NUMBER.search(name.strip())
+    return int(found[1]) if found else 0
+
+
+def _content(file: FileWork, payloads: Iterable[bytes]) -> bytes:
+    if file.parquet:
+        return parquet_file(payloads, dict(file.parquet_options))
+    return b"".join((file.header, *payloads))
+
+
+def _one_line(error: PenstockError) -> str:
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words[:_ERROR_CHARS_MAX]

@@ -1,0 +1,415 @@
+"""Makes the files of all changefeeds of a process in as few Spark jobs as possible: one job is a round.
+
+A round has one stage. Its work travels as rows of a small frame, so the plan is the same each time. A task
+reads, encodes and writes its files with a few threads. Two rules keep a file from waiting for another one:
+a large file has a job of its own, and so has the next file of a dispatcher whose last one was slow. A task
+leaves a file unfinished when nothing else of it has moved for a while; the file is then made again, alone.
+
+`RoundQueue` decides what goes together, and is pure. `Rounds` starts the jobs and answers those who wait,
+`SparkJobs` runs them. `RoundTask` is what an executor does.
+"""
+
+import asyncio
+import logging
+import pickle
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from penstock.changefeeds.engines.engine import DirectFile, DirectResult
+from penstock.clock import SYSTEM
+from penstock.errors import PenstockError, Unavailable
+from penstock.eventloop import call_in_thread
+from penstock.object_storage import StorageRef
+from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
+from penstock.spark.jvm import default_parallelism
+from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.tasks import begin_task, spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+LARGE_BYTES = 16 * 1024 * 1024
+"""A file of so many expected bytes has a job of its own: others would wait while it is encoded."""
+_ROUND_FILES = 512
+_ROUND_BYTES = 64 * 1024 * 1024
+_ROUNDS_AT_ONCE = 2
+_ALONE_AT_ONCE = 8
+_TASK_FILES = 8  # for which one task is enough, because their requests overlap
+_TASK_BYTES = 1024 * 1024
+_TASK_THREADS = 8
+_GATHER_S = 0.05  # for which the first file of a round waits for others
+_PATIENCE_S = 1.0
+_ALONE_PATIENCE_S = 60.0
+_TRIES_ALONE = 3
+_CANCEL_S = 1.0  # for a job to end by itself after its call was cancelled, and then between interrupts
+_SLOW_MAX = 10_000  # dispatchers that are remembered as slow
+_ANSWER = "answer binary"
+
+
+@dataclass(eq=False, slots=True)
+class RoundFile:
+    """A file that somebody waits for. `key` names its dispatcher, `account` whose share it is of."""
+
+    key: str
+    account: str
+    target: StorageRef
+    direct: DirectFile
+    tries: int = 0
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Files that one job makes, divided among its tasks."""
+
+    tasks: tuple[tuple[RoundFile, ...], ...]
+    alone: bool
+
+    @property
+    def files(self) -> list[RoundFile]:
+        """All its files."""
+        return [file for task in self.tasks for file in task]
+
+
+class RoundQueue:
+    """Files that wait for a job, by account. Decides which of them the next job makes.
+
+    Invariant: files of one dispatcher come out in the order in which they came in, one job at a time; the
+    sink gives the next one only when the last has ended.
+    """
+
+    def __init__(self) -> None:
+        self._small: OrderedDict[str, deque[RoundFile]] = OrderedDict()  # by account, in turns
+        self._alone: deque[RoundFile] = deque()
+        self._slow: OrderedDict[str, None] = OrderedDict()
+        self._running = {False: 0, True: 0}  # jobs, by whether they have one file alone
+
+    def __len__(self) -> int:
+        return len(self._alone) + sum(map(len, self._small.values()))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not len(self) and not any(self._running.values())
+
+    def add(self, file: RoundFile) -> None:
+        """Queue a file."""
+        if file.tries or file.key in self._slow or file.direct.weight >= LARGE_BYTES:
+            self._alone.append(file)
+        else:
+            self._small.setdefault(file.account, deque()).append(file)
+
+    def take(self, cores: int) -> Round | None:
+        """Return the next job; None when nothing waits, or enough jobs run."""
+        self._drop_cancelled()
+        if self._alone and self._running[True] < _ALONE_AT_ONCE:
+            self._running[True] += 1
+            return Round(((self._alone.popleft(),),), alone=True)
+        if self._small and self._running[False] < _ROUNDS_AT_ONCE:
+            files = self._take_small()
+            nbytes = sum(file.direct.weight for file in files)
+            tasks = max(-(-len(files) // _TASK_FILES), nbytes // _TASK_BYTES)
+            self._running[False] += 1
+            return Round(spread(files, max(1, min(tasks, cores)), weight=_weight), alone=False)
+        return None
+
+    def _take_small(self) -> list[RoundFile]:
+        """Take files in turns of the accounts, so that none of them fills a round alone while others wait."""
+        files: list[RoundFile] = []
+        nbytes = 0
+        while self._small and len(files) < _ROUND_FILES and nbytes < _ROUND_BYTES:
+            account, queue = self._small.popitem(last=False)
+            file = queue.popleft()
+            if queue:
+                self._small[account] = queue
+            files.append(file)
+            nbytes += file.direct.weight
+        return files
+
+    def _drop_cancelled(self) -> None:
+        while self._alone and self._alone[0].cancelled:
+            self._alone.popleft()
+        for account in list(self._small):
+            queue = self._small[account]
+            while queue and queue[0].cancelled:
+                queue.popleft()
+            if not queue:
+                del self._small[account]
+
+    def finish(self, round_: Round, unfinished: Iterable[RoundFile], slow: Iterable[RoundFile]) -> None:
+        """End a job. Its unfinished files are queued again; dispatchers of slow files get jobs of their own.
+
+        A dispatcher whose file alone in a job was fast shares a round the next time.
+        """
+        self._running[round_.alone] -= 1
+        slow_keys = {file.key for file in slow}
+        for file in round_.files:
+            if file.key in slow_keys:
+                self._slow[file.key] = None
+                self._slow.move_to_end(file.key)
+            else:
+                self._slow.pop(file.key, None)
+        while len(self._slow) > _SLOW_MAX:
+            self._slow.popitem(last=False)
+        for file in unfinished:
+            self.add(file)
+
+
+def _weight(file: RoundFile) -> int:
+    return max(file.direct.weight, 64 * 1024)  # a tiny file costs its requests
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What became of a file in a task: its result, or None when the task did not wait for it any longer.
+
+    `seconds` is how long it took or has taken; 0 when it was not begun.
+    """
+
+    number: int
+    result: DirectResult | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """The files of one task, each with its number in the round, and how long to wait without any progress."""
+
+    files: tuple[tuple[int, StorageRef, DirectFile], ...]
+    patience_s: float
+    threads: int = _TASK_THREADS
+
+    def run(self) -> list[TaskResult]:
+        """Make the files, several at a time; return when all have ended, or none has for `patience_s`.
+
+        A file that is left behind may still be written by its thread: whoever makes it again puts the same
+        bytes under the same name.
+        """
+        from penstock.changefeeds.engines.files import make_file  # in the worker only: it loads the codecs
+
+        began_at: dict[int, float] = {}
+
+        def make(number: int, target: StorageRef, direct: DirectFile) -> TaskResult:
+            at = began_at[number] = SYSTEM.monotonic()
+            try:
+                result = make_file(direct, target)
+            except Exception as error:  # noqa: BLE001 - it fails its own file only
+                result = DirectResult(failure=_unexpected(direct, error))
+            return TaskResult(number, result, SYSTEM.monotonic() - at)
+
+        pool = ThreadPoolExecutor(min(self.threads, len(self.files)), "penstock-round")
+        running = {pool.submit(make, *file): file[0] for file in self.files}
+        results: list[TaskResult] = []
+        while running:
+            done, _ = wait(running, timeout=self.patience_s, return_when=FIRST_COMPLETED)
+            if not done:
+                break
+            for future in done:
+                del running[future]
+                results.append(future.result())
+        for future, number in running.items():
+            seconds = 0.0 if future.cancel() else SYSTEM.monotonic() - began_at[number]
+            results.append(TaskResult(number, None, seconds))
+        pool.shutdown(wait=False)
+        return results
+
+
+def _unexpected(direct: DirectFile, error: Exception) -> PenstockError:
+    """Log where an error was raised, and return one without its words: those of a library may quote rows."""
+    path, kind = direct.file.data_path, type(error).__name__
+    where = "".join(traceback.format_tb(error.__traceback__))
+    _log.error("a file could not be made", extra={"path": path, "error": kind, "traceback": where})
+    return PenstockError(f"{path}: {kind} in a Spark task; the log of the executor says where")
+
+
+def run_tasks(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """Run the tasks in the rows of a frame; yield one row with the results of each."""
+    begin_task()
+    for batch in batches:
+        for packed in batch.column(0):
+            with hide_worker_traceback():
+                # Pickled by our own driver, for our own executors.
+                task: RoundTask = pickle.loads(packed.as_buffer())  # noqa: S301 - see above
+                answer = pickle.dumps(task.run())
+            yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary())], ["answer"])
+
+
+class RoundJobs(Protocol):
+    """Runs the jobs of rounds. `cores` is how many tasks run at the same time, as far as it is known."""
+
+    cores: int
+
+    def run(self, round_: Round, tag: str) -> list[TaskResult]:
+        """Run a job to its end on this thread; return a result for each file of the round."""
+
+    def interrupt(self, tag: str) -> None:
+        """End a job early."""
+
+
+class SparkJobs:
+    """Implements RoundJobs with Spark: one stage, whose tasks are rows of a local frame.
+
+    `session` returns a Spark session that lives; it may block, and raises Unavailable while there is none.
+    """
+
+    def __init__(self, session: "Callable[[], SparkSession]") -> None:
+        self._session = session
+        self._last: SparkSession | None = None
+        self.cores = 1
+
+    def run(self, round_: Round, tag: str) -> list[TaskResult]:
+        """Run a job to its end; return a result for each file of the round."""
+        spark = self._last = self._session()
+        self.cores = default_parallelism(spark)
+        patience_s = _ALONE_PATIENCE_S if round_.alone else _PATIENCE_S
+        number = 0
+        rows: list[bytes] = []
+        for files in round_.tasks:
+            numbered = tuple((number + place, file.target, file.direct) for place, file in enumerate(files))
+            number += len(files)
+            rows.append(pickle.dumps(RoundTask(numbered, patience_s)))
+        first = round_.files[0]
+        what = f"changefeeds: {number} files" if number > 1 else f"changefeeds: {first.direct.file.data_path}"
+        account = first.account if round_.alone else ""
+        work = pa.table({"work": pa.array(rows, pa.binary())})
+        with translate_spark_errors(), labelled_jobs(spark, what, tag=tag, account=account):
+            answers = spark.createDataFrame(work).mapInArrow(run_tasks, _ANSWER).toArrow()
+        # Pickled by our own executors.
+        return [
+            result
+            for answer in answers.column(0).to_pylist()
+            for result in pickle.loads(answer)  # noqa: S301 - see above
+        ]
+
+    def interrupt(self, tag: str) -> None:
+        """End a job on the cluster."""
+        if self._last is not None:
+            interrupt_jobs(self._last, tag)
+
+
+@dataclass(eq=False)
+class _RunningJob:
+    """A round that runs, and its task on the event loop."""
+
+    round: Round
+    tag: str
+    task: "asyncio.Task[None]" = field(init=False)
+
+
+class Rounds:
+    """Makes files for all changefeeds of a process. For one event loop."""
+
+    def __init__(self, jobs: RoundJobs, *, gather_s: float = _GATHER_S) -> None:
+        self._jobs = jobs
+        self._gather_s = gather_s
+        self._queue = RoundQueue()
+        self._waiting: dict[RoundFile, asyncio.Future[DirectResult]] = {}
+        self._running: dict[RoundFile, _RunningJob] = {}
+        self._gathering: asyncio.TimerHandle | None = None
+        self._threads = ThreadPoolExecutor(
+            _ROUNDS_AT_ONCE + _ALONE_AT_ONCE, thread_name_prefix="penstock-round-job"
+        )
+
+    async def make_file(
+        self, target: StorageRef, direct: DirectFile, *, changefeed: str, account: str
+    ) -> DirectResult:
+        """Make a file on executors; return when it is on the remote, or why it is not.
+
+        A cancelled call waits for the job that makes the file, if one does. After a moment it ends the job on
+        the cluster, unless other files are in it: those do not take long.
+        """
+        file = RoundFile(f"{changefeed}/{direct.file.dispatcher_id}", account, target, direct)
+        result: asyncio.Future[DirectResult] = asyncio.get_running_loop().create_future()
+        self._waiting[file] = result
+        self._queue.add(file)
+        self._gather()
+        try:
+            return await result
+        except asyncio.CancelledError:
+            file.cancelled = True
+            job = self._running.get(file)
+            if job is not None:
+                await self._wait_for_end(job)
+            raise
+        finally:
+            self._waiting.pop(file, None)
+
+    async def _wait_for_end(self, job: _RunningJob) -> None:
+        await asyncio.wait([job.task], timeout=_CANCEL_S)
+        while not job.task.done():
+            if job.round.alone:
+                await call_in_thread(self._jobs.interrupt, job.tag)
+            await asyncio.wait([job.task], timeout=_CANCEL_S)
+
+    def close(self) -> None:
+        """Start no more jobs."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _gather(self) -> None:
+        """Start jobs in a moment: dispatchers whose files are due together come together."""
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._start_jobs)
+
+    def _start_jobs(self) -> None:
+        self._gathering = None
+        while (round_ := self._queue.take(self._jobs.cores)) is not None:
+            job = _RunningJob(round_, f"penstock-{SYSTEM.unique_id()}")
+            job.task = asyncio.create_task(self._run(job))
+            self._running.update(dict.fromkeys(round_.files, job))
+
+    async def _run(self, job: _RunningJob) -> None:
+        files = job.round.files
+        loop = asyncio.get_running_loop()
+        try:
+            ended = await loop.run_in_executor(self._threads, self._jobs.run, job.round, job.tag)
+        except Exception as error:  # noqa: BLE001 - whoever waits for a file of this round gets it
+            self._queue.finish(job.round, (), ())
+            for file in files:
+                self._fail(file, error)
+        else:
+            self._settle(job.round, ended)
+        for file in files:
+            self._running.pop(file, None)
+        if len(self._queue):
+            self._gather()
+
+    def _settle(self, round_: Round, ended: Sequence[TaskResult]) -> None:
+        """Answer those whose files are done; queue again what the tasks have left."""
+        files = round_.files
+        unfinished, slow = [], []
+        for task in ended:
+            file = files[task.number]
+            if task.seconds > _PATIENCE_S and file.direct.weight < LARGE_BYTES:
+                slow.append(file)
+            if task.result is not None:
+                self._answer(file, task.result)
+                continue
+            file.tries += task.seconds > 0
+            if file.tries > _TRIES_ALONE:
+                path = file.direct.file.data_path
+                self._fail(file, Unavailable(f"{path} was not written in {file.tries} tries"))
+            elif not file.cancelled:
+                unfinished.append(file)
+        self._queue.finish(round_, unfinished, slow)
+
+    def _answer(self, file: RoundFile, result: DirectResult) -> None:
+        waiting = self._waiting.get(file)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(result)
+
+    def _fail(self, file: RoundFile, error: Exception) -> None:
+        waiting = self._waiting.get(file)
+        if isinstance(error, PenstockError):
+            self._answer(file, DirectResult(failure=error))
+        elif waiting is not None and not waiting.done():
+            waiting.set_exception(error)

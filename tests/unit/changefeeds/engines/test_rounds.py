@@ -1,0 +1,307 @@
+"""Which files share a job, and what becomes of those that are slow, hang or fail."""
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.changefeeds.engines import files
+from penstock.changefeeds.engines.engine import DirectFile, DirectResult, FileWork
+from penstock.changefeeds.engines.rounds import (
+    LARGE_BYTES,
+    Round,
+    RoundFile,
+    RoundQueue,
+    Rounds,
+    RoundTask,
+    TaskResult,
+)
+from penstock.errors import PenstockError, StaleRead, Unavailable
+from penstock.object_storage import StorageRef
+
+TARGET = StorageRef("memory://")
+
+
+def direct(name: str, weight: int = 1000) -> DirectFile:
+    work = FileWork(dispatcher_id=name, chunks=(), data_path=f"{name}.json", index_path=f"{name}.index")
+    return DirectFile(work, (), weight)
+
+
+def waiting(name: str, weight: int = 1000, *, account: str = "a") -> RoundFile:
+    return RoundFile(name, account, TARGET, direct(name, weight))
+
+
+def names(round_: Round | None) -> list[str]:
+    return [] if round_ is None else sorted(file.key for file in round_.files)
+
+
+def test_files_that_wait_together_share_a_job() -> None:
+    queue = RoundQueue()
+    for name in "abc":
+        queue.add(waiting(name))
+    assert names(queue.take(cores=2)) == ["a", "b", "c"]
+    assert queue.take(cores=2) is None
+
+
+def test_few_small_files_are_one_task_and_many_use_the_cores() -> None:
+    few, many = RoundQueue(), RoundQueue()
+    for number in range(8):
+        few.add(waiting(f"few{number}"))
+    for number in range(100):
+        many.add(waiting(f"many{number}"))
+    one, more = few.take(cores=4), many.take(cores=4)
+    assert one is not None
+    assert more is not None
+    assert (len(one.tasks), len(more.tasks)) == (1, 4)
+
+
+def test_a_large_file_has_a_job_of_its_own() -> None:
+    queue = RoundQueue()
+    queue.add(waiting("small"))
+    queue.add(waiting("large", LARGE_BYTES))
+    first, second = queue.take(cores=2), queue.take(cores=2)
+    assert (names(first), names(second)) == (["large"], ["small"])
+
+
+def test_a_slow_dispatcher_is_alone_until_it_is_fast_again() -> None:
+    queue = RoundQueue()
+    queue.add(slow := waiting("slow"))
+    queue.add(waiting("fast"))
+    round_ = queue.take(cores=2)
+    assert round_ is not None
+    queue.finish(round_, [], [slow])
+    queue.add(waiting("slow"))
+    queue.add(waiting("fast"))
+    alone, shared = queue.take(cores=2), queue.take(cores=2)
+    assert (names(alone), names(shared)) == (["slow"], ["fast"])
+    assert alone is not None
+    assert alone.alone
+    queue.finish(alone, [], [])
+    queue.add(waiting("slow"))
+    queue.add(waiting("other"))
+    assert names(queue.take(cores=2)) == ["other", "slow"]
+
+
+def test_an_account_with_many_files_leaves_room_for_others() -> None:
+    queue = RoundQueue()
+    for number in range(2000):
+        queue.add(waiting(f"many{number}", account="many"))
+    queue.add(waiting("few", account="few"))
+    assert "few" in names(queue.take(cores=2))
+
+
+def test_jobs_that_run_are_limited() -> None:
+    queue = RoundQueue()
+    running = []
+    for number in range(20):
+        queue.add(waiting(f"large{number}", LARGE_BYTES))
+        queue.add(waiting(f"small{number}"))
+        if (round_ := queue.take(cores=2)) is not None:
+            running.append(round_)
+    while (round_ := queue.take(cores=2)) is not None:
+        running.append(round_)
+    assert sum(round_.alone for round_ in running) == 8
+    assert sum(not round_.alone for round_ in running) == 2
+    for round_ in running:
+        queue.finish(round_, [], [])
+    assert queue.take(cores=2) is not None
+
+
+SENT = st.tuples(st.integers(0, 9), st.sampled_from([10, 5_000_000, LARGE_BYTES]), st.sampled_from("abc"))
+
+
+@given(st.lists(SENT, max_size=80), st.randoms(use_true_random=False))
+def test_every_file_ends_once_and_what_is_left_comes_again(sent, random) -> None:
+    queue = RoundQueue()
+    for number, (key, weight, account) in enumerate(sent):
+        queue.add(waiting(f"{key}/{number}", weight, account=account))
+    ended: list[str] = []
+    running: list[Round] = []
+    for _ in range(10_000):
+        round_ = queue.take(cores=3)
+        if round_ is not None:
+            assert len(round_.files) <= 512
+            assert len(round_.tasks) <= 3
+            assert all(round_.tasks)
+            running.append(round_)
+            continue
+        if not running:
+            break
+        round_ = running.pop(random.randrange(len(running)))
+        left = [file for file in round_.files if random.random() < 0.3]
+        slow = [file for file in round_.files if random.random() < 0.3]
+        for file in left:
+            file.tries += 1
+        queue.finish(round_, left, slow)
+        ended += [file.key for file in round_.files if file not in left]
+    assert sorted(ended) == sorted(f"{key}/{number}" for number, (key, _, _) in enumerate(sent))
+    assert queue.idle
+
+
+@contextmanager
+def made_by(monkeypatch: pytest.MonkeyPatch, make: Callable[[DirectFile], DirectResult]) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "make_file", lambda file, target: make(file))
+        yield
+
+
+def task(*named: str, patience_s: float = 30.0, threads: int = 4) -> RoundTask:
+    numbered = tuple((number, TARGET, direct(name)) for number, name in enumerate(named))
+    return RoundTask(numbered, patience_s, threads)
+
+
+def test_a_task_leaves_a_file_that_hangs_and_gives_back_the_others(monkeypatch) -> None:
+    release = threading.Event()
+
+    def make(file: DirectFile) -> DirectResult:
+        if file.file.dispatcher_id == "hangs":
+            release.wait(30)
+        return DirectResult(rows=1)
+
+    with made_by(monkeypatch, make):
+        results = {result.number: result for result in task("a", "hangs", "b", patience_s=0.05).run()}
+        release.set()
+    assert results[0].result == results[2].result == DirectResult(rows=1)
+    assert results[1].result is None
+    assert results[1].seconds >= 0.05
+
+
+def test_a_file_that_had_no_thread_was_not_begun(monkeypatch) -> None:
+    release = threading.Event()
+
+    def make(file: DirectFile) -> DirectResult:
+        release.wait(30)
+        return DirectResult(rows=1)
+
+    with made_by(monkeypatch, make):
+        results = task("hangs", "waits", patience_s=0.05, threads=1).run()
+        release.set()
+    assert {result.number: result.seconds > 0 for result in results} == {0: True, 1: False}
+
+
+def test_a_task_waits_as_long_as_files_end(monkeypatch) -> None:
+    turn = threading.Semaphore(1)
+
+    def make(file: DirectFile) -> DirectResult:
+        with turn:
+            threading.Event().wait(0.03)
+        return DirectResult(rows=1)
+
+    with made_by(monkeypatch, make):
+        results = task(*"abcdefghijkl", patience_s=1.0).run()
+    assert all(result.result == DirectResult(rows=1) for result in results)
+
+
+def test_a_failure_of_one_file_is_its_own_and_travels(monkeypatch) -> None:
+    def make(file: DirectFile) -> DirectResult:
+        if file.file.dispatcher_id == "bug":
+            raise ValueError("row value: secret")
+        gone = StaleRead("shop.items", 5, oldest_ts=9, remedy="read a snapshot")
+        return DirectResult(failure=gone) if file.file.dispatcher_id == "gone" else DirectResult(rows=1)
+
+    with made_by(monkeypatch, make):
+        results = pickle.loads(pickle.dumps(task("ok", "bug", "gone").run()))
+    by_number = {result.number: result.result for result in results}
+    assert by_number[0] == DirectResult(rows=1)
+    assert by_number[1].failure.args == (
+        "bug.json: ValueError in a Spark task; the log of the executor says where",
+    )
+    assert isinstance(by_number[2].failure, StaleRead)
+
+
+class JobDouble:
+    """Runs jobs as a function of their round says; holds those of which `held` says so."""
+
+    cores = 2
+
+    def __init__(self, answer: Callable[[RoundFile, int], TaskResult]) -> None:
+        self._answer = answer
+        self.rounds: list[Round] = []
+        self.interrupted: list[str] = []
+        self.hold = threading.Event()
+        self.hold.set()
+        self.began = threading.Event()
+
+    def run(self, round_: Round, tag: str) -> list[TaskResult]:
+        self.rounds.append(round_)
+        self.began.set()
+        assert self.hold.wait(30)
+        if tag in self.interrupted:
+            raise Unavailable("interrupted")
+        return [self._answer(file, number) for number, file in enumerate(round_.files)]
+
+    def interrupt(self, tag: str) -> None:
+        self.interrupted.append(tag)
+        self.hold.set()
+
+
+def done(file: RoundFile, number: int) -> TaskResult:
+    return TaskResult(number, DirectResult(rows=1), 0.01)
+
+
+async def make(rounds: Rounds, name: str, weight: int = 1000) -> DirectResult:
+    return await rounds.make_file(TARGET, direct(name, weight), changefeed="feed", account="a")
+
+
+async def test_callers_share_a_round_and_each_has_its_own_result() -> None:
+    def answer(file: RoundFile, number: int) -> TaskResult:
+        failure = Unavailable("no") if "bad" in file.key else None
+        return TaskResult(number, DirectResult(rows=len(file.key), failure=failure), 0.01)
+
+    jobs = JobDouble(answer)
+    rounds = Rounds(jobs)
+    good, bad, other = await asyncio.gather(make(rounds, "x"), make(rounds, "bad"), make(rounds, "yyy"))
+    rounds.close()
+    assert (good.rows, other.rows, str(bad.failure)) == (len("feed/x"), len("feed/yyy"), "no")
+    assert len(jobs.rounds) == 1
+
+
+async def test_what_a_task_has_left_is_made_alone_and_given_up_after_some_tries() -> None:
+    jobs = JobDouble(lambda file, number: TaskResult(number, None, 2.0))
+    rounds = Rounds(jobs)
+    result = await make(rounds, "hangs")
+    rounds.close()
+    assert isinstance(result.failure, Unavailable)
+    assert [round_.alone for round_ in jobs.rounds] == [False, True, True, True]
+
+
+async def test_a_job_that_fails_fails_its_files_and_no_others() -> None:
+    def answer(file: RoundFile, number: int) -> TaskResult:
+        if "large" in file.key:
+            raise PenstockError("the job failed")
+        return done(file, number)
+
+    rounds = Rounds(JobDouble(answer))
+    large, small = await asyncio.gather(make(rounds, "large", LARGE_BYTES), make(rounds, "small"))
+    rounds.close()
+    assert (str(large.failure), small.rows) == ("the job failed", 1)
+
+
+async def test_a_cancelled_call_waits_for_its_job_and_interrupts_one_that_is_alone() -> None:
+    jobs = JobDouble(done)
+    jobs.hold.clear()
+    rounds = Rounds(jobs)
+    call = asyncio.create_task(make(rounds, "large", LARGE_BYTES))
+    assert await asyncio.to_thread(jobs.began.wait, 30)
+    call.cancel()
+    await asyncio.wait([call], timeout=30)
+    rounds.close()
+    assert call.cancelled()
+    assert len(jobs.interrupted) == 1
+
+
+async def test_a_cancelled_call_before_its_job_costs_no_job() -> None:
+    jobs = JobDouble(done)
+    rounds = Rounds(jobs, gather_s=0.2)
+    call = asyncio.create_task(make(rounds, "a"))
+    await asyncio.wait([call], timeout=0)
+    call.cancel()
+    await asyncio.wait([call])
+    assert (await make(rounds, "b")).rows == 1
+    rounds.close()
+    assert [names(round_) for round_ in jobs.rounds] == [["feed/b"]]

@@ -1,0 +1,107 @@
+"""Slices that go into a file without the spool: those that are due anyway, and those that fill a file."""
+
+import pytest
+
+from penstock.errors import Unavailable
+from penstock.testing.clock import ManualClock
+from support.sinkparts import RowlessEngine, SinkWorld
+
+
+async def test_a_slice_that_is_due_is_in_a_file_at_once() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.add(1, 5, flush=True)
+        await world.until(lambda: world.told == ["d1@5 woken", "d1@5 flushed"])
+        assert world.engine.encode_jobs == []
+        assert [file.data_path for file in world.engine.files] == world.engine.made
+
+
+async def test_a_slow_file_does_not_keep_those_of_others_waiting() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.engine.slow.add("1")
+        world.add(1, 5, flush=True)
+        world.add(2, 5, flush=True)
+        await world.until(lambda: "d2@5 flushed" in world.told)
+        world.add(2, 6, flush=True)
+        await world.until(lambda: "d2@6 flushed" in world.told)
+        assert "d1@5 flushed" not in world.told
+        world.engine.slow.clear()
+        await world.until(lambda: "d1@5 flushed" in world.told)
+
+
+async def test_slices_that_come_while_a_file_is_made_share_the_next_one() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.engine.writing.shut()
+        world.add(1, 5, flush=True)
+        await world.until(lambda: world.engine.writing.waiting == 1)
+        world.add(1, 6, 10, flush=True)
+        world.add(1, 7, 10, flush=True)
+        await world.until(lambda: "d1@7 woken" in world.told)
+        world.engine.writing.open()
+        await world.until(lambda: "d1@7 flushed" in world.told)
+        assert [len(file.chunks) for file in world.engine.files] == [1, 2]
+
+
+async def test_a_due_slice_joins_what_its_dispatcher_has_in_the_spool() -> None:
+    clock = ManualClock()
+    async with SinkWorld(clock=clock) as world:
+        world.add(1, 5)
+        await world.until(lambda: "d1@5 woken" in world.told)
+        world.add(1, 6, flush=True)
+        await world.until(lambda: "d1@6 woken" in world.told)
+        await world.settle()
+        assert not world.engine.files
+        await world.until_after(5, lambda: "d1@6 flushed" in world.told)
+        assert (len(world.engine.files), world.engine.made) == (1, [])
+
+
+async def test_a_slice_that_fills_a_file_skips_the_spool_once_its_size_is_known() -> None:
+    async with SinkWorld(clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        for ts in range(1, 21):
+            world.add(1, ts, 1000)
+            await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
+        assert len(world.engine.files) == 20
+        assert 0 < len(world.engine.encode_jobs) < 10
+        assert world.sink.slice_bytes(world.span(1)) == pytest.approx(1000, rel=0.1)
+
+
+async def test_a_slice_without_rows_leaves_no_file_and_no_hole() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.add(1, 5, flush=True, rows=0)
+        await world.until(lambda: "d1@5 flushed" in world.told)
+        assert not world.engine.files
+        world.add(1, 6, flush=True)
+        await world.until(lambda: "d1@6 flushed" in world.told)
+
+
+async def test_what_is_coming_is_kept_before_a_file_is_made() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.engine.writing.shut()
+        world.add(1, 5, flush=True)
+        await world.until(lambda: world.engine.writing.waiting == 1)
+        ((pending,),) = world.progress.begun
+        assert (pending.start.ts, pending.end.ts, pending.nbytes) == (4, 5, 0)
+        world.engine.writing.open()
+
+
+async def test_a_file_that_cannot_be_made_ends_the_sink_and_acknowledges_nothing() -> None:
+    world = SinkWorld(engine=RowlessEngine(), clock=ManualClock())
+    running = world.run()
+    world.engine.failing.add("1")
+    world.add(1, 5, flush=True)
+    with pytest.raises(Unavailable, match="could not be written: the remote refused it"):
+        await running
+    assert "d1@5 flushed" not in world.told
+    await world.sink.close()
+
+
+async def test_the_spool_counts_what_is_expected_and_wakes_nobody_beyond_its_mark() -> None:
+    async with SinkWorld(clock=ManualClock(), spool_disk_quota=10_000) as world:
+        world.engine.writing.shut()
+        for number in range(1, 15):
+            world.add(number, 5, 90, flush=True)  # 900 bytes are expected
+        await world.until(lambda: world.engine.writing.waiting >= 8)
+        await world.settle()
+        woken = [name for name in world.told if name.endswith("woken")]
+        assert 8 <= len(woken) < 14
+        world.engine.writing.open()
+        await world.until(lambda: sum(name.endswith("flushed") for name in world.told) == 14)
