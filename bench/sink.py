@@ -1,6 +1,6 @@
 """The storage sink, against Spark's own writers and against itself: `python bench/sink.py [changes]`.
 
-One run measures, on one session: the changes of four tables to files in each format, against
+One run measures, on one session: the changes of some tables to files in each format, against
 `DataFrame.write` of the same changes; and a thousand dispatchers before a remote that takes 200 ms for every
 request, with dispatchers that go on when their events are in the spool, against such that wait until they are
 on the remote. There rows are encoded beforehand, so that the remote is what everybody waits for.
@@ -49,7 +49,6 @@ from spark import load, named
 from support.sinkparts import KeptInMemory
 
 SLICE = ReadLimit(nbytes=64 * 1024 * 1024)
-TABLES = 4
 DISPATCHERS = 1000
 REQUEST_S = 0.2
 FILE_BYTES = 256 * 1024
@@ -94,7 +93,8 @@ def to_files(spark: SparkSession, tables: Sequence[Source], to_ts: int, uri: str
         dispatcher = TableSpan.of("bench", table_id)
         position = Position(START)
         while position.ts < to_ts:
-            wanted = SliceRange(dispatcher, position, to_ts, SLICE, snapshot=False)
+            limit = SLICE.up_to(feeding.sink.slice_bytes(dispatcher))
+            wanted = SliceRange(dispatcher, position, to_ts, limit, snapshot=False)
             piece = await asyncio.to_thread(plan_slice, view, table.schema, wanted)
             if piece is None:
                 return
@@ -117,15 +117,15 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def measure_formats(spark: SparkSession, folder: Path, changes: int) -> None:
+def measure_formats(spark: SparkSession, folder: Path, changes: int, table_count: int) -> None:
     storage = StorageRef(f"file://{folder}/objects")
-    tables = [named(storage, MIXED + number, f"mixed{number}", folder) for number in range(TABLES)]
+    tables = [named(storage, MIXED + number, f"mixed{number}", folder) for number in range(table_count)]
     for table in tables:
-        to_ts = write_mixed(table, changes // TABLES)
+        to_ts = write_mixed(table, changes // table_count)
         table.commit(to_ts)
     feeds = [
         load(spark, storage, f"mixed{number}", readChangeFeed="true", startingVersion=START)
-        for number in range(TABLES)
+        for number in range(table_count)
     ]
     feed = reduce(lambda one, other: one.unionAll(other), feeds)
     for protocol, plain in (("canal-json", "json"), ("csv", "csv"), ("parquet", "parquet")):
@@ -169,6 +169,8 @@ class SlowStorage(ObjectStorage):
 
 class PreparedEngine:
     """Hands out payloads that were encoded before, and writes them to a slow remote; implements Engine."""
+
+    cores = 1
 
     def __init__(self, target: ObjectStorage) -> None:
         self._target = target
@@ -272,6 +274,7 @@ def main() -> None:
     parser.add_argument("changes", nargs="?", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each run before the slow remote")
     parser.add_argument("--only", choices=("formats", "remote"))
+    parser.add_argument("--tables", type=int, default=4, help="of which the changes are")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
         if arguments.only != "formats":  # first, so that peak memory is its own
@@ -280,7 +283,7 @@ def main() -> None:
             settings = Settings(spark=SparkSettings(driver_memory="2g"))
             spark = build_session(settings, app_name="bench-sink")
             try:
-                measure_formats(spark, Path(scratch), arguments.changes)
+                measure_formats(spark, Path(scratch), arguments.changes, arguments.tables)
             finally:
                 spark.stop()
 

@@ -109,6 +109,8 @@ class RowlessEngine:
     order, of segments that are still there.
     """
 
+    cores = 1
+
     def __init__(
         self,
         *,

@@ -35,9 +35,10 @@ class ReadLimit:
     def __bool__(self) -> bool:
         return self.rows is not None or self.nbytes is not None
 
-    def up_to(self, nbytes: int) -> "ReadLimit":
-        """Return this limit with at most so many bytes."""
-        return replace(self, nbytes=nbytes if self.nbytes is None else min(self.nbytes, nbytes))
+    def up_to(self, nbytes: int | None) -> "ReadLimit":
+        """Return this limit with at most so many bytes; None changes nothing."""
+        bounds = [bound for bound in (self.nbytes, nbytes) if bound is not None]
+        return replace(self, nbytes=min(bounds, default=None))
 
     def allows(self, rows: float, nbytes: float) -> bool:
         """Return whether so much may be taken at once."""

@@ -96,6 +96,10 @@ class SinkEngine(Protocol):
     whole cannot be done; nothing of it counts then.
     """
 
+    @property
+    def cores(self) -> int:
+        """How many tasks run at once."""
+
     async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
         """Encode slices into one new segment of the spool; return the chunks of each slice, in order.
 

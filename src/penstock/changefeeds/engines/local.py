@@ -39,6 +39,8 @@ class LocalEngine:
     fail, or never return. `lose` drops payloads as a lost executor does.
     """
 
+    cores = 1  # threads share the interpreter
+
     def __init__(self, target: StorageRef, *, at: Hook | None = None, threads: int = 8) -> None:
         self._target = target
         self._at = at

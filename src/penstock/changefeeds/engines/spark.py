@@ -173,7 +173,8 @@ class SparkEngine:
         self._target = target
         self._account = account
         self._threads = threads
-        self._tasks = _TASKS_PER_CORE * default_parallelism(spark)
+        self.cores = default_parallelism(spark)
+        self._tasks = _TASKS_PER_CORE * self.cores
         self._numbers = count(1)
         self._segments: dict[int, DataFrame] = {}
         self._jobs = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-sink-job")

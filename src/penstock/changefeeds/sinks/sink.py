@@ -103,8 +103,8 @@ class Sink(Protocol):
     raise.
     """
 
-    def slice_bytes(self, dispatcher: TableSpan) -> int:
-        """Return how many bytes the next slice of a dispatcher should have at most."""
+    def slice_bytes(self, dispatcher: TableSpan) -> int | None:
+        """Return how many bytes the next slice of a dispatcher should have at most; None: any number."""
 
     def add_dml_event(self, event: DmlEvent) -> None:
         """Accept a slice. It never blocks and does no I/O."""

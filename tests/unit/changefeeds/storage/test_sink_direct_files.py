@@ -64,6 +64,22 @@ async def test_a_slice_that_fills_a_file_skips_the_spool_once_its_size_is_known(
         assert world.sink.slice_bytes(world.span(1)) == pytest.approx(1000, rel=0.1)
 
 
+async def test_one_dispatcher_alone_uses_the_spool_where_many_tasks_encode() -> None:
+    engine = RowlessEngine()
+    engine.cores = 2
+    async with SinkWorld(engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        for ts in range(1, 11):
+            world.add(1, ts, 1000)
+            await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
+        assert world.engine.made == []
+        assert world.sink.slice_bytes(world.span(1)) is None
+        world.add(2, 11, 10)
+        await world.until(lambda: "d2@11 woken" in world.told)
+        world.add(1, 11, 1000)
+        await world.until(lambda: "d1@11 flushed" in world.told)
+        assert len(world.engine.made) == 1
+
+
 async def test_a_slice_without_rows_leaves_no_file_and_no_hole() -> None:
     async with SinkWorld(clock=ManualClock()) as world:
         world.add(1, 5, flush=True, rows=0)

@@ -450,9 +450,9 @@ class SizeEstimator:
         return (known or self._all).ratio
 
     def knows(self, dispatcher_id: str) -> bool:
-        """Return whether the dispatcher has had about a window of output, so that its ratio is no guess."""
+        """Return whether enough of the dispatcher was seen: its ratio is its own, and no guess."""
         known = self._dispatchers.get(dispatcher_id)
-        return known is not None and known.seen_bytes >= self._window
+        return known is not None and known.seen_bytes >= self._window / 8
 
     def learn(self, dispatcher_id: str, bytes_in: int, bytes_out: int) -> None:
         """Learn from one output; an empty input teaches nothing."""
@@ -479,7 +479,7 @@ class _Mean:
         self._window = window
         self._in = max(window / 16, 1.0)
         self._out = self._in * first
-        self.seen_bytes = 0  # of output, since ever
+        self.seen_bytes = 0  # of input, since ever
 
     @property
     def ratio(self) -> float:
@@ -489,4 +489,4 @@ class _Mean:
         kept = 0.5 ** (bytes_in / self._window)
         self._in = self._in * kept + bytes_in
         self._out = self._out * kept + bytes_out
-        self.seen_bytes += bytes_out
+        self.seen_bytes += bytes_in

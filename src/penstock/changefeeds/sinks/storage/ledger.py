@@ -4,7 +4,7 @@
 """
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
@@ -173,23 +173,33 @@ class EncodeJob:
 class Ledger:
     """The one place where an event, a marker or a chunk moves from one stage to the next.
 
-    It acknowledges events and markers, and calls `on_free` with segments that are no longer needed.
+    It acknowledges events and markers, and calls `on_free` with segments that are no longer needed. `cores`
+    is how many files the engine can make at once, each on one core.
     """
 
     def __init__(
-        self, options: SinkOptions, metrics: SinkMetrics, on_free: Callable[[int], None], clock: Clock
+        self,
+        options: SinkOptions,
+        metrics: SinkMetrics,
+        on_free: Callable[[int], None],
+        clock: Clock,
+        *,
+        cores: int = 1,
     ) -> None:
         self.shards = Shards(options.worker_count)
         self.spool = Spool(options.spool_disk_quota)
         self._file_size = options.file_size
         self._file_ratios = SizeEstimator(options.file_size)  # bytes of a file per byte of its chunks
         # bytes of chunks per estimated byte of their slice
-        self._chunk_ratios = SizeEstimator(options.file_size, first=_FIRST_CHUNK_RATIO[options.protocol])
+        first = _FIRST_CHUNK_RATIO[options.protocol]
+        self._chunk_ratios = SizeEstimator(max(int(options.file_size / first), 1), first=first)
         self.buffers = Buffers(options.file_size, options.flush_interval_s, self._file_ratios)
         self._job_bytes = min(_ENCODE_JOB_BYTES, max(options.spool_disk_quota // 4, 1))
         self._metrics = metrics
         self._on_free = on_free
         self._clock = clock
+        self._cores = cores
+        self._unflushed: Counter[str] = Counter()  # events in `_arrivals`, by dispatcher
         self._arrivals: OrderedDict[DmlEvent, float] = OrderedDict()  # not on the remote, the oldest first
         self._markers: dict[DrainMarker, None] = {}
 
@@ -197,6 +207,7 @@ class Ledger:
         """Append an item to its dispatcher's queue."""
         if isinstance(item, DmlEvent):
             self._arrivals[item] = self._clock.monotonic()
+            self._unflushed[item.slice.dispatcher.id] += 1
         else:
             self._markers[item] = None
         self.shards.put(item)
@@ -230,25 +241,37 @@ class Ledger:
     def _is_direct(self, event: DmlEvent, nbytes: int, *, follows_spooled: bool) -> bool:
         """Return whether a slice goes into a file without the spool: it fills one, or its file is due anyway.
 
-        A slice that is too large for one file is cut in the spool. So is every slice until a file's worth has
-        shown how large they become. One that is due joins the rows that its dispatcher has in the spool.
+        A slice that is too large for one file is cut in the spool. So is every slice of a dispatcher before
+        it is known how large they become, and while there are fewer dispatchers than cores: many tasks encode
+        a slice into the spool. One that is due joins the rows that its dispatcher has in the spool.
         """
         dispatcher_id = event.slice.dispatcher.id
         file_bytes = nbytes * self._file_ratios.ratio(dispatcher_id)
         if file_bytes > _DIRECT_MAX * self._file_size:
             return False
-        if self._chunk_ratios.knows(dispatcher_id) and file_bytes >= _DIRECT_MIN * self._file_size:
+        if (
+            file_bytes >= _DIRECT_MIN * self._file_size
+            and self._chunk_ratios.knows(dispatcher_id)
+            and self._uses_all_cores(dispatcher_id)
+        ):
             return True
         return event.flush and not follows_spooled and not self.buffers.has_chunks(dispatcher_id)
 
-    def slice_bytes(self, dispatcher_id: str) -> int:
+    def _uses_all_cores(self, dispatcher_id: str) -> bool:
+        """Return whether there is a busy dispatcher for each core, with this one."""
+        return len(self._unflushed) + (dispatcher_id not in self._unflushed) >= self._cores
+
+    def slice_bytes(self, dispatcher_id: str) -> int | None:
         """Return how many estimated bytes a slice of a dispatcher should have to fill one file.
 
-        Until it is known how large slices become, it is less.
+        Until it is known how large slices become, it is less. None: slices may be larger, because they are
+        cut into files in the spool.
         """
         ratio = self._chunk_ratios.ratio(dispatcher_id) * self._file_ratios.ratio(dispatcher_id)
-        share = 1.0 if self._chunk_ratios.knows(dispatcher_id) else _FIRST_SLICE
-        return max(int(self._file_size * share / ratio), 1)
+        known = self._chunk_ratios.knows(dispatcher_id)
+        if known and not self._uses_all_cores(dispatcher_id):
+            return None
+        return max(int(self._file_size * (1.0 if known else _FIRST_SLICE) / ratio), 1)
 
     def _weigh(self, event: DmlEvent) -> int:
         ratio = self._chunk_ratios.ratio(event.slice.dispatcher.id)
@@ -332,7 +355,7 @@ class Ledger:
 
     def _acknowledge(self, item: QueueItem) -> None:
         if isinstance(item, DmlEvent):
-            del self._arrivals[item]
+            self._leave(item)
             item.post_flush()
         else:
             del self._markers[item]
@@ -371,10 +394,17 @@ class Ledger:
     def _forget(self, dropped: Sequence[QueueItem], why: BaseException) -> None:
         for item in dropped:
             if isinstance(item, DmlEvent):
-                del self._arrivals[item]
+                self._leave(item)
             else:
                 del self._markers[item]
                 item.fail(why)
+
+    def _leave(self, event: DmlEvent) -> None:
+        del self._arrivals[event]
+        dispatcher_id = event.slice.dispatcher.id
+        self._unflushed[dispatcher_id] -= 1
+        if not self._unflushed[dispatcher_id]:
+            del self._unflushed[dispatcher_id]
 
     def fail_markers(self, why: BaseException) -> None:
         """Fail every marker with the reason why the sink has ended."""

@@ -50,7 +50,7 @@ class StorageSink:
         self._metrics = SinkMetrics(changefeed)
         self._tasks = TaskScope()
         self._threads = ThreadRunner(_THREADS, "penstock-sink")
-        self._ledger = Ledger(options, self._metrics, self._release, clock)
+        self._ledger = Ledger(options, self._metrics, self._release, clock, cores=engine.cores)
         spool = self._ledger.spool
         self._metrics.set_marks(quota=spool.quota_bytes, high=spool.high_bytes, low=spool.low_bytes)
         self._writing = WriteLoop(
@@ -81,8 +81,8 @@ class StorageSink:
         self._closing = False
         self._stopped = False
 
-    def slice_bytes(self, dispatcher: TableSpan) -> int:
-        """Return how many estimated bytes a slice should have to fill a file."""
+    def slice_bytes(self, dispatcher: TableSpan) -> int | None:
+        """Return how many estimated bytes a slice should have to fill a file; None: any number."""
         return self._ledger.slice_bytes(dispatcher.id)
 
     def add_dml_event(self, event: DmlEvent) -> None:
