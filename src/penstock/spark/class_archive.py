@@ -114,15 +114,20 @@ def build_archive(home: Path, java: str) -> Path:
     with TemporaryDirectory(prefix=".classes-", dir=home, ignore_cleanup_errors=True) as scratch:
         new = Path(scratch, "classes.jsa")
         # Java writes the archive when the session's process has ended, and keeps this pipe open until then.
-        done = subprocess.run(  # noqa: S603 - this module
-            [sys.executable, "-P", "-m", __name__, str(new)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_BUILD_S,
-            check=False,
-            env={**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable},
-        )
+        try:
+            done = subprocess.run(  # noqa: S603 - this module
+                [sys.executable, "-P", "-m", __name__, str(new)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_BUILD_S,
+                check=False,
+                env={**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable},
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(
+                f"the archive was not ready after {_BUILD_S:.0f} s; try again when the machine is less busy"
+            ) from error
         if done.returncode != 0 or not new.exists():
             lines = [line for line in done.stdout.splitlines() if line.strip()]
             raise Unavailable(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import Unavailable
 from penstock.spark import class_archive
 from penstock.spark.class_archive import archive_options, archive_path, build_archive, make_home
 from penstock.spark.jvm import find_java, quick_home
@@ -108,3 +109,16 @@ def test_a_home_of_another_user_is_done_without(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.returncode) == ("None\n", 0), done.stderr
+
+
+def test_an_archive_that_takes_too_long_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "java"
+    java.touch()
+    home = tmp_path / "spark-home"
+    (home / "jars").mkdir(parents=True)
+    monkeypatch.setattr(class_archive, "_BUILD_S", 0.0)
+    with pytest.raises(Unavailable, match="the archive was not ready after 0 s"):
+        build_archive(home, str(java))
+    assert not list(home.glob("*.jsa"))
