@@ -399,6 +399,11 @@ CHANGES_HIDDEN_DATES_TOTAL = Counter(
 )
 
 # The sink of changefeeds. The label `reason` is a FlushReason of penstock.changefeeds.sinks.storage.buffers.
+SINK_HELD_BYTES = Gauge(
+    "penstock_sink_held_bytes",
+    "Bytes of history that an account's changefeeds hold back, for accounts with bytes_held_max.",
+    ["account"],
+)
 SINK_CHECKPOINT_LAG_SECONDS = Gauge(
     "penstock_sink_checkpoint_lag_seconds",
     "Seconds by which the checkpoint of a changefeed lags behind the clock.",

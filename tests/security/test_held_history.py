@@ -1,17 +1,25 @@
 """An account whose targets take nothing holds back so much history as it may, and no more."""
 
+import asyncio
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
+from penstock.changefeeds.engines.engine import SinkEngine
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.runner import ChangefeedRunner
+from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.clock import SYSTEM
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.follow.follower import JOBS_HOLDER
+from penstock.follow.holds import HeldHistory, choose_released
 from penstock.jobs.job import JobKey
-from penstock.jobs.runner.held_bytes import HeldHistory, choose_released, release_over_quota
+from penstock.jobs.runner.held_bytes import release_over_quota
 from penstock.settings import ApiSettings
-from support.apiworld import TOKENS
+from support.apiworld import TOKENS, ApiWorld, api_world
 from support.jobdoubles import Copy
 from support.jobworld import JobWorld, job_world
 
@@ -22,7 +30,7 @@ def key(number: int) -> JobKey:
     return JobKey(1, number, "job", 1)
 
 
-def history(account: str, nbytes: int | None, *numbers: int) -> HeldHistory:
+def history(account: str, nbytes: int | None, *numbers: int) -> HeldHistory[JobKey]:
     return HeldHistory(account, nbytes, frozenset(map(key, numbers)))
 
 
@@ -39,7 +47,7 @@ def history(account: str, nbytes: int | None, *numbers: int) -> HeldHistory:
     ],
 )
 def test_those_who_hold_most_of_an_account_are_released_first(
-    held: list[HeldHistory], released: tuple[int, ...]
+    held: list[HeldHistory[JobKey]], released: tuple[int, ...]
 ) -> None:
     assert choose_released(held, {"ann": 100, "bob": 1000}) == frozenset(map(key, released))
 
@@ -83,3 +91,63 @@ async def test_history_of_an_account_above_its_limit_is_not_held_and_its_job_goe
             answers.set()
             await world.until(lambda: all(len(copy.rows) == 200 for copy in copies.values()), "rows are lost")
             await world.until(lambda: bool(holds(world, tables["ann"])), "ann is within her limit again")
+
+
+def test_changefeeds_of_an_account_above_its_limit_hold_nothing_until_they_catch_up(tmp_path: Path) -> None:
+    accounts = {
+        "ann": {"token": TOKENS["ann"], "bytes_held_max": 1, "targets": [f"file://{tmp_path}/ann"]},
+        "bob": {"token": TOKENS["bob"], "targets": [f"file://{tmp_path}/bob"]},
+    }
+    with api_world(tmp_path, {"accounts": accounts, "requests_burst": 100_000}) as world:
+        db = world.world.db
+        for account in accounts:
+            db.create_account(account)
+            db.create_database(f"of_{account}", account=account)
+            db.create_table(f"of_{account}.items", COLUMNS)
+            wanted = {
+                "id": "copy",
+                "sink_uri": f"file://{tmp_path}/{account}/copy",
+                "tables": [f"of_{account}.*"],
+                "sink": {"protocol": "canal-json", "flush-interval": "1s"},
+            }
+            made = world.client(account).post("/api/v1/changefeeds", json=wanted)
+            assert made.status_code == 201, made.text
+        tables = {account: db.table_info(f"of_{account}.items").id for account in accounts}
+        world.run(_fall_behind(world, tables))
+
+
+async def _fall_behind(world: ApiWorld, tables: Mapping[str, int]) -> None:
+    answers = threading.Event()
+
+    def open_engine(_: str, options: SinkOptions) -> SinkEngine:
+        answers.wait(120)
+        return LocalEngine(options.target)
+
+    def holds(account: str) -> bool:
+        assert world.world.capture is not None
+        held = HistoryHolds(world.world.capture.store._storage).list_holds(tables[account])
+        return any(f"changefeed-{account}.copy" in hold.path for hold in held)
+
+    settings, feeds = world.deployment.settings, world.deployment.feeds
+    runner = ChangefeedRunner(settings, feeds, open_engine, owner="here", lag_s=0, measure_s=0.1)
+    task = asyncio.create_task(runner.run())
+    until = world.world.until
+    try:
+        for account in tables:
+            await until(lambda account=account: holds(account), "nothing is held")
+        for account in tables:
+            rows = [{"id": number, "name": "x" * 60} for number in range(200)]
+            last_ts = await world.world.insert(f"of_{account}.items", *rows)
+        await until(lambda: not holds("ann"), "ann holds back what she likes")
+        assert (REGISTRY.get_sample_value("penstock_sink_held_bytes", {"account": "ann"}) or 0) > 1
+        assert holds("bob"), "bob is within his limit"
+        answers.set()
+        for account in tables:
+            async with asyncio.timeout(60):
+                while (await feeds.get(f"{account}.copy")).status.checkpoint_ts < last_ts:
+                    await SYSTEM.sleep(0.05)
+        await until(lambda: holds("ann"), "ann is within her limit again")
+    finally:
+        answers.set()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from penstock.changefeeds.changefeed import Changefeed
@@ -20,10 +20,14 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventloop import call_in_thread
 from penstock.follow.follower import SliceFollower
+from penstock.follow.holds import HeldHistory, choose_released, held_limits
+from penstock.metrics import SINK_HELD_BYTES
 from penstock.secret_references import UnresolvedReference
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
 
 _POLL_S = 1.0
+_HELD_LAG_S = 60.0  # one that is less behind holds back little
+_MEASURE_S = 60.0
 # For changefeeds that were stored before the lease time was a setting.
 _TTL_S = float(ChangefeedSettings.model_fields["lease_ttl_s"].default)
 
@@ -74,18 +78,25 @@ class ChangefeedRunner:
         open_engine: OpenEngine,
         *,
         owner: str,
+        lag_s: float = _HELD_LAG_S,
+        measure_s: float = _MEASURE_S,
         clock: Clock = SYSTEM,
     ) -> None:
+        """Every `measure_s`, measure what changefeeds that are `lag_s` behind hold back."""
         self._settings = settings
         self._store = store
         self._open_engine = open_engine
         self._owner = owner
+        self._lag_s = lag_s
+        self._measure_s = measure_s
         self._clock = clock
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._opened: dict[str, _RunningChangefeed] = {}
         self._left: dict[str, str] = {}  # why changefeeds were left to others, as it was logged
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Run the changefeeds; with `until_idle` return once each has finished, failed or is stopped."""
+        limiting = asyncio.create_task(self._limit_holds())
         try:
             while True:
                 listed = await self._start_runnable()
@@ -93,13 +104,69 @@ class ChangefeedRunner:
                     return
                 await self._clock.sleep(_POLL_S)
         finally:
-            for task in self._running.values():
+            tasks = [*self._running.values(), limiting]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _limit_holds(self) -> None:
+        """Measure what accounts with a limit hold back, and give up the holds of those above it."""
+        limits = held_limits(self._settings)
+        released: frozenset[str] = frozenset()
+        known: dict[str, HeldHistory[str]] = {}
+        try:
+            while limits:
+                began = self._clock.monotonic()
+                known = await self._measure(limits, known)
+                for account in limits:
+                    mine = (history.nbytes or 0 for history in known.values() if history.account == account)
+                    SINK_HELD_BYTES.labels(account).set(sum(mine))
+                before, released = released, choose_released(known.values(), limits)
+                for changefeed_id in released - before:
+                    _log.warning(
+                        "history is not held for a changefeed any more: its account is above bytes_held_max,"
+                        " or the history is gone; it fails if it does not catch up before that is collected",
+                        extra={"changefeed": changefeed_id},
+                    )
+                await self._give_up(released)
+                # Thousands of tables take a while: most of the time nothing is measured.
+                await self._clock.sleep(max(self._measure_s, 10 * (self._clock.monotonic() - began)))
+        finally:
+            for account in limits:
+                SINK_HELD_BYTES.remove(account)
+
+    async def _measure(
+        self, limits: Mapping[str, int], known: Mapping[str, HeldHistory[str]]
+    ) -> dict[str, HeldHistory[str]]:
+        """Return what each changefeed holds back; what cannot be read stays as it was known."""
+        found: dict[str, HeldHistory[str]] = {}
+        for changefeed_id, running in list(self._opened.items()):
+            if running.source is None or running.account not in limits:
+                continue
+            try:
+                nbytes = await running.source.measure_held(lag_s=self._lag_s)
+            except PenstockError as error:
+                nbytes = known[changefeed_id].nbytes if changefeed_id in known else 0
+                facts = {"changefeed": changefeed_id, "error": str(error)}
+                _log.warning("what a changefeed holds back cannot be measured now", extra=facts)
+            found[changefeed_id] = HeldHistory(running.account, nbytes, frozenset({changefeed_id}))
+        return found
+
+    async def _give_up(self, released: frozenset[str]) -> None:
+        for changefeed_id, running in list(self._opened.items()):
+            if running.source is not None and running.over_quota != (changefeed_id in released):
+                try:
+                    await running.source.limit_holds(over_quota=changefeed_id in released)
+                except PenstockError as error:  # the next round tries again
+                    facts = {"changefeed": changefeed_id, "error": str(error)}
+                    _log.warning("the holds of a changefeed cannot be changed now", extra=facts)
+                else:
+                    running.over_quota = changefeed_id in released
 
     async def _start_runnable(self) -> bool:
         """Start the changefeeds that should run and do not run here; return whether they could be listed."""
         for changefeed_id in [name for name, task in self._running.items() if task.done()]:
+            self._opened.pop(changefeed_id)
             self._log_end(changefeed_id, self._running.pop(changefeed_id))
         try:
             records = await self._store.list()
@@ -111,6 +178,7 @@ class ChangefeedRunner:
                 running = _RunningChangefeed(
                     self._settings, self._store, self._open_engine, record.info, self._owner, self._clock
                 )
+                self._opened[record.info.id] = running
                 self._running[record.info.id] = asyncio.create_task(running.run())
         return True
 
@@ -149,6 +217,11 @@ class _RunningChangefeed:
         self._store = store
         self._open_engine = open_engine
         self._changefeed_id = info.id
+        self.account = info.account
+        self.source: SliceFollower | None = None
+        """Reads its changes and holds their history; None while it is not open."""
+        self.over_quota = False
+        """Whether the source was told to hold nothing."""
         # The other settings are parsed under the lease: only its holder may store that they are invalid.
         self._ttl_s = float(info.settings.get("lease_ttl_s", _TTL_S))
         self._owner = owner
@@ -188,6 +261,7 @@ class _RunningChangefeed:
                 flight_tls=self._settings.capture.flight_client_tls,
                 clock=self._clock,
             )
+        self.source, self.over_quota = source, False
         try:
             files = RemoteFiles(target, options, split=bool(settings.split_rows), clock=self._clock)
             changefeed = Changefeed(
@@ -202,6 +276,7 @@ class _RunningChangefeed:
             cleanup = FileCleanup(target, options, lambda: changefeed.checkpoint_ts, clock=self._clock)
             await self._drive(lease, info, changefeed, cleanup)
         finally:
+            self.source = None
             await source.close()
 
     async def _open_sink(

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Self, TypeVar
 
 from penstock.changes import ChangesHandle, collect_changes
+from penstock.changes.collect import SIDES
 from penstock.changes.limits import ReadLimit
-from penstock.clock import SYSTEM, Clock
-from penstock.errors import Unavailable
+from penstock.clock import SYSTEM, Clock, physical_ms
+from penstock.errors import StaleRead, Unavailable
 from penstock.eventstore.capture.lease import CaptureLease
 from penstock.eventstore.history_holds import HOLD_TTL_S, HistoryHolds
 from penstock.eventstore.read.flight_client import FlightReader
@@ -214,6 +215,9 @@ class SliceFollower(EventStoreFollower):
         self._subscription = subscription
         self._cluster = cluster
         self._planning = ThreadPoolExecutor(_PLANNING_THREADS, thread_name_prefix="penstock-slices")
+        self._needed: dict[int, int] = {}
+        self._over_quota = False
+        self._holding = asyncio.Lock()
 
     @classmethod
     async def connect(
@@ -313,13 +317,56 @@ class SliceFollower(EventStoreFollower):
         if self._cluster is not None and ts > 0:
             await self._cluster.hold(ts)
         self._history.forget(ts)
-        await self._write_holds(dict.fromkeys(table_ids, ts) if ts > 0 else {})
+        async with self._holding:
+            self._needed = dict.fromkeys(table_ids, ts) if ts > 0 else {}
+            await self._write_needed()
 
     async def release(self, table_ids: Collection[int]) -> None:
         """Release what the changefeed holds of these tables; with the last one, the cluster's collection."""
-        await self._write_holds({}, released=table_ids)
-        if self._cluster is not None and self._policy.empty:
+        async with self._holding:
+            await self._write_holds({}, released=table_ids)
+            for table_id in table_ids:
+                self._needed.pop(table_id, None)
+        if self._cluster is not None and not self._needed:
             await self._cluster.release()
+
+    async def limit_holds(self, *, over_quota: bool) -> None:
+        """Hold nothing on storage while the changefeed's account is over its quota; hold again afterwards.
+
+        The cluster's collection is held back all the same: the changefeed could not go on without its DDLs.
+        """
+        async with self._holding:
+            self._over_quota = over_quota
+            await self._write_needed()
+
+    async def _write_needed(self) -> None:
+        if self._over_quota:
+            await self._write_holds({}, released=self._policy.tables)
+        else:
+            await self._write_holds(self._needed)
+
+    async def measure_held(self, *, lag_s: float) -> int | None:
+        """Return about how many bytes of objects the changefeed needs, if it is `lag_s` behind; else 0.
+
+        None: a part of its history is gone. Raises Unavailable when storage does not answer.
+        """
+        late_ms = self._clock.wall_ms() - int(lag_s * 1000)
+        needed = {table_id: ts for table_id, ts in self._needed.items() if physical_ms(ts) <= late_ms}
+        return await asyncio.to_thread(self._measure, needed) if needed else 0
+
+    def _measure(self, needed: Mapping[int, int]) -> int | None:
+        nbytes = 0
+        for table_id, ts in needed.items():
+            state = Partition(self._storage, table_id).state(from_ts=ts)
+            if ts >= state.flushed_ts:
+                continue  # objects have nothing that it needs
+            try:
+                state.check_history(ts)
+            except StaleRead:
+                return None
+            sides = (state.change_objects(side, ts, state.flushed_ts) for side in SIDES)
+            nbytes += sum(info.size_bytes for objects in sides for info in objects)
+        return nbytes
 
     async def close(self) -> None:
         """Close connections and threads; holds stay for the next run."""

@@ -4,12 +4,15 @@ A hold keeps what comes after a timestamp until it expires, a day after it was w
 finds its history when it starts again. A hold that is older than need be only keeps a little more. So
 `HoldPolicy` writes one again before it expires or when it has fallen far behind: ten thousand tables are not
 ten thousand writes for every step of a reader.
+
+What readers of an account hold back has a limit in bytes; `choose_released` decides whose holds are given up.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import PenstockError
@@ -20,6 +23,8 @@ from penstock.object_storage import ObjectStorage
 from penstock.settings import Settings
 
 _log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Hashable)
 
 BEHIND_MS = 30 * 60 * 1000
 """How far a hold may fall behind the timestamp that its reader needs."""
@@ -82,6 +87,39 @@ class HoldPolicy:
         """Note that the reader holds nothing of these tables any more."""
         for table_id in table_ids:
             self._written.pop(table_id, None)
+
+
+class HeldHistory(NamedTuple, Generic[R]):
+    """What readers of an account hold back together: about so many bytes; None: a part of it is gone."""
+
+    account: str
+    nbytes: int | None
+    readers: frozenset[R]
+
+
+def choose_released(held: Collection[HeldHistory[R]], limits: Mapping[str, int]) -> frozenset[R]:
+    """Return the readers for which nothing is held any more, so that each account is within its limit. Pure.
+
+    Those that hold back most come first. A reader whose history is gone needs none.
+    """
+    left: defaultdict[str, int] = defaultdict(int)
+    for history in held:
+        left[history.account] += history.nbytes or 0
+    released: set[R] = set()
+    for history in sorted(held, key=lambda history: -(history.nbytes or 0)):
+        if history.nbytes is None or left[history.account] > limits[history.account]:
+            left[history.account] -= history.nbytes or 0
+            released |= history.readers
+    return frozenset(released)
+
+
+def held_limits(settings: Settings) -> dict[str, int]:
+    """Return the accounts whose readers may hold back so many bytes and no more."""
+    return {
+        name: account.bytes_held_max
+        for name, account in settings.api.accounts.items()
+        if account.bytes_held_max and not account.admin
+    }
 
 
 class StreamHold:

@@ -25,8 +25,9 @@ class AccountSettings(Frozen):
     changefeeds_max: int = Field(100, ge=0)
     """Most changefeeds that it may have at a time. Admins: any number."""
     bytes_held_max: int = Field(64 << 30, ge=0)
-    """Bytes of history that its jobs may hold back in the event store; 0: any. Beyond it, the history of
-    those that hold most is collected, and they fill their targets anew. Admins: any."""
+    """Bytes of history that its jobs may hold back in the event store, and its changefeeds as many; 0: any.
+    Beyond it, the history of those that hold most is collected: jobs fill their targets anew, and changefeeds
+    fail. Admins: any."""
     networks: tuple[str, ...] = ()
     """Networks that are not public in which hosts of these targets may be, such as 10.20.0.0/16."""
 

@@ -4,18 +4,18 @@ A job that is behind keeps the changes that it still needs from being collected,
 does not take them. Beyond `bytes_held_max` of its account, the runner holds no more for it: the job goes on
 while the changes are there, and fills its target anew once they are gone, as after any longer absence.
 
-`choose_released` decides and is pure; `release_over_quota` measures.
+`release_over_quota` measures; `follow.holds` decides.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import PenstockError, StaleRead
+from penstock.follow.holds import HeldHistory, choose_released, held_limits
 from penstock.follow.source import ScanSource
 from penstock.jobs.job import JobKey
 from penstock.jobs.runner.board import JobBoard
@@ -24,36 +24,12 @@ from penstock.jobs.runner.seams import RunnerLease
 from penstock.metrics import JOBS_HELD_BYTES
 from penstock.settings import Settings
 
-__all__ = ["HeldHistory", "choose_released", "release_over_quota"]
+__all__ = ["release_over_quota"]
 
 _LAG_S = 60.0
 _EVERY_S = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-class HeldHistory(NamedTuple):
-    """What the jobs of an account on one table hold back: about so many bytes; None: a part of it is gone."""
-
-    account: str
-    nbytes: int | None
-    jobs: frozenset[JobKey]
-
-
-def choose_released(held: Collection[HeldHistory], limits: Mapping[str, int]) -> frozenset[JobKey]:
-    """Return the jobs for which nothing is held any more, so that each account is within its limit.
-
-    Those that hold back most come first. A job whose history is gone begins anew, and needs none.
-    """
-    left: defaultdict[str, int] = defaultdict(int)
-    for history in held:
-        left[history.account] += history.nbytes or 0
-    released: set[JobKey] = set()
-    for history in sorted(held, key=lambda history: -(history.nbytes or 0)):
-        if history.nbytes is None or left[history.account] > limits[history.account]:
-            left[history.account] -= history.nbytes or 0
-            released |= history.jobs
-    return frozenset(released)
 
 
 def release_over_quota(
@@ -68,14 +44,10 @@ def release_over_quota(
 
     Jobs that are less than `lag_s` behind hold back little and are not measured.
     """
-    limits = {
-        name: account.bytes_held_max
-        for name, account in settings.api.accounts.items()
-        if account.bytes_held_max and not account.admin
-    }
+    limits = held_limits(settings)
 
     async def release(board: JobBoard, _lease: RunnerLease) -> None:
-        known: dict[tuple[str, int], HeldHistory] = {}
+        known: dict[tuple[str, int], HeldHistory[JobKey]] = {}
         try:
             while limits:
                 known = await _measure(board, source, limits, known, lag_s)
@@ -102,9 +74,9 @@ async def _measure(
     board: JobBoard,
     source: ScanSource,
     limits: Mapping[str, int],
-    known: Mapping[tuple[str, int], HeldHistory],
+    known: Mapping[tuple[str, int], HeldHistory[JobKey]],
     lag_s: float,
-) -> dict[tuple[str, int], HeldHistory]:
+) -> dict[tuple[str, int], HeldHistory[JobKey]]:
     """Return what accounts hold back, by account and table; what cannot be read stays as it was known."""
     try:
         late_ms = physical_ms(await source.now_ts()) - int(lag_s * 1000)
@@ -117,7 +89,7 @@ async def _measure(
     except PenstockError as error:
         _log.warning("what jobs hold back cannot be measured now", extra={"error": str(error)})
         return dict(known)
-    found: dict[tuple[str, int], HeldHistory] = {}
+    found: dict[tuple[str, int], HeldHistory[JobKey]] = {}
     for (account, table_id), jobs in behind.items():
         to_ts = ranges[table_id].readable_ts if table_id in ranges else 0
         from_ts = min(jobs.values())
@@ -134,7 +106,7 @@ async def _measure(
     return found
 
 
-def _show(held: Collection[HeldHistory], limits: Mapping[str, int]) -> None:
+def _show(held: Collection[HeldHistory[JobKey]], limits: Mapping[str, int]) -> None:
     for account in limits:
         total = sum(history.nbytes or 0 for history in held if history.account == account)
         JOBS_HELD_BYTES.labels(account).set(total)
