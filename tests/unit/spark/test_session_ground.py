@@ -1,6 +1,7 @@
 """What is checked and decided before Java is started."""
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -127,6 +128,42 @@ def test_a_server_of_spark_connect_needs_no_java_here(monkeypatch: pytest.Monkey
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"sc://127.0.0.1:{server.getsockname()[1]}"
         SupervisedSession(Settings(spark=SparkSettings(master=url)), app_name="test").check()
+
+
+class Java:
+    """Is killed, or not."""
+
+    killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_java_is_killed_four_seconds_after_a_signal_and_at_once_while_it_starts(
+    lives: bool, monkeypatch: pytest.MonkeyPatch
+):
+    timers: list[tuple[float, Callable[[], None]]] = []
+
+    class Timer:
+        def __init__(self, seconds: float, work: Callable[[], None]) -> None:
+            timers.append((seconds, work))
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr("penstock.spark.supervised.threading.Timer", Timer)
+    session = SupervisedSession(Settings(), app_name="test")
+    session._java = java = Java()
+    session._spark = object() if lives else None
+    session.interrupt()
+    assert java.killed is not lives
+    ((seconds, kill),) = timers
+    assert seconds == 4
+    kill()
+    assert java.killed
+    session.interrupt()
+    assert len(timers) == 1, "a second signal does not prolong it"
 
 
 def test_one_of_several_masters_is_enough():
