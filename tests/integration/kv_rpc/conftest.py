@@ -30,6 +30,7 @@ from penstock.settings import KvSettings
 CLUSTER_ID = 7001
 DROP = object()  # never answer
 RESET = object()  # end the stream that carries the request
+NO_COMMAND = object()  # what stores answer to a command of a batch that they do not know
 _METHOD_OF = {field: method for method, field in BATCH_FIELDS.items()}
 
 
@@ -91,7 +92,7 @@ class FakeStore:
     def next_answer(self, method: str, request: Any, how: str) -> Any:
         self.seen.append((method, request, how))
         step = self.script[method].popleft() if self.script[method] else None
-        if step is DROP or step is RESET or isinstance(step, grpc.StatusCode):
+        if step in (DROP, RESET, NO_COMMAND) or isinstance(step, grpc.StatusCode):
             return step
         response_class = methods("tikvpb.Tikv")[method].response
         if isinstance(step, errorpb.Error):
@@ -134,7 +135,9 @@ class FakeStore:
                     code = answer if isinstance(answer, grpc.StatusCode) else grpc.StatusCode.UNAVAILABLE
                     await context.abort(code, "scripted reset")
                 reply.request_ids.append(request_id)
-                getattr(reply.responses.add(), field).CopyFrom(answer)
+                response = reply.responses.add()
+                if answer is not NO_COMMAND:
+                    getattr(response, field).CopyFrom(answer)
             for stray in self.stray_ids:
                 reply.request_ids.append(stray)
                 reply.responses.add().Get.value = b"stray"
@@ -375,6 +378,7 @@ class Fakes:
 
     DROP = DROP
     RESET = RESET
+    NO_COMMAND = NO_COMMAND
     CLUSTER_ID = CLUSTER_ID
     Cluster = FakeCluster
     Pd = FakePd

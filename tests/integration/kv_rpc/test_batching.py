@@ -321,3 +321,11 @@ async def test_a_channel_closed_under_a_stream_breaks_it_like_any_other_loss(clu
     await connection.renew()
     await fakes.until(lambda: store.streams == 2)
     assert (await get(rpc, store, b"again")).value == b"value of again"
+
+
+async def test_an_answer_without_a_command_is_an_error_and_no_empty_success(cluster, store, fakes):
+    rpc = (await cluster.connect()).rpc
+    store.script["KvGet"].append(fakes.NO_COMMAND)
+    with pytest.raises(RpcFailed, match="the store answered None to Get"):
+        await get(rpc, store, b"a")
+    assert (await get(rpc, store, b"b")).value == b"value of b"

@@ -23,6 +23,19 @@ def read(histogram: Any, **labels: str) -> tuple[float, float]:
     return count, sum(sample.value for sample in samples if sample.name.endswith("_sum"))
 
 
+def total(counter: Any, **labels: str) -> float:
+    """Return the sum of a counter over everything with these labels."""
+    samples = [sample for family in counter.collect() for sample in family.samples]
+    return sum(
+        sample.value
+        for sample in samples
+        if sample.name.endswith("_total") and labels.items() <= sample.labels.items()
+    )
+
+
+WRITTEN = (metrics.KV_TXN_WRITE_KV_NUM, metrics.KV_TXN_WRITE_SIZE_BYTES)
+
+
 async def test_each_command_of_a_transaction_is_measured_once(world: Any) -> None:
     commands = ("get", "batch_get", "lock_keys", "commit", "rollback")
 
@@ -92,6 +105,54 @@ async def test_batches_are_measured_when_they_are_sent_and_received(world: Any) 
         after = read(metrics.KV_BATCH_RECV_LATENCY, result="ok")
     assert after[0] > received[0]
     assert after[1] - received[1] >= 0.1 * 1e9  # nanoseconds
+
+
+@pytest.mark.parametrize(
+    ("counter", "options"),
+    [
+        (metrics.KV_COMMIT_TXN_COUNTER, {"one_pc": False, "async_commit": False}),
+        (metrics.KV_ASYNC_COMMIT_TXN_COUNTER, {"one_pc": False, "async_commit": True}),
+        (metrics.KV_ONE_PC_TXN_COUNTER, {"one_pc": True}),
+    ],
+)
+async def test_commits_are_counted_by_protocol_with_what_they_wrote(
+    world: Any, counter: Any, options: dict[str, bool]
+) -> None:
+    async with world.client() as client:
+        await world.write(client, "warm")
+        done, keys, written = total(counter, type="ok"), *map(read, WRITTEN)
+        await world.write(client, "a", "b", value=b"1234", **options)
+        size = 2 * len(world.key("a") + b"1234")
+        assert total(counter, type="ok") - done == 1
+        assert [now - then for now, then in zip(read(WRITTEN[0]), keys, strict=True)] == [1, 2]
+        assert [now - then for now, then in zip(read(WRITTEN[1]), written, strict=True)] == [1, size]
+
+
+async def test_loads_of_regions_and_requests_in_the_batch_channel_are_measured(world: Any) -> None:
+    def counts() -> list[float]:
+        loads = total(metrics.KV_REGION_CACHE_OPERATIONS_TOTAL, result="ok")
+        histograms = (metrics.KV_LOAD_REGION_CACHE_SECONDS, metrics.KV_BATCH_PENDING_REQUESTS)
+        return [loads, *(read(histogram)[0] for histogram in histograms)]
+
+    before = counts()
+    async with world.client() as client:
+        await world.read(client, "k")
+    assert all(now > then for now, then in zip(counts(), before, strict=True))
+
+
+async def test_the_steps_to_resolve_a_lock_are_counted(world: Any) -> None:
+    steps = ("resolve", "expired", "query_txn_status_rolled_back")
+
+    def counts() -> list[float]:
+        return [total(metrics.KV_LOCK_RESOLVER_ACTIONS_TOTAL, type=step) for step in steps]
+
+    async with world.client() as client:
+        dead = client.begin(one_pc=False, async_commit=False)
+        await dead.put(world.key("left"), b"1")
+        await world.die_after_prewrite(dead)
+        before = counts()
+        assert await world.read(client, "left") == [None]
+        assert all(now > then for now, then in zip(counts(), before, strict=True))
 
 
 async def test_a_slow_commit_is_logged_with_its_steps(world: Any, caplog: pytest.LogCaptureFixture) -> None:
