@@ -95,7 +95,7 @@ class Served:
 
     def call(self, method: str, requests: Iterator[bytes], *, headers: Any = HEADERS, **rest: Any) -> Any:
         channel: Any = self.channel()
-        made = channel.stream_stream(SERVICE + method)(requests, metadata=headers, **rest)
+        made = channel.stream_stream(SERVICE + method)(requests, metadata=headers, timeout=60, **rest)
         self._held.callback(made.cancel)
         return made
 
@@ -198,6 +198,21 @@ def test_one_reader_may_have_a_stream_for_each_of_many_partitions() -> None:
             assert served.table.sent < 150 * 8, "much more is sent than taken"
     finally:
         served.close()
+
+
+def test_our_client_does_not_widen_its_windows(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far gRPC would widen them depends on the machine: to gigabytes on a busy one."""
+    made: list[dict[str, Any]] = []
+    connect = flight.FlightClient
+
+    def note(addr: str, **options: Any) -> flight.FlightClient:
+        made.append(options)
+        return connect(addr, **options)
+
+    monkeypatch.setattr(flight, "FlightClient", note)
+    served.answers()
+    (options,) = made
+    assert dict(options["generic_options"])["grpc.http2.bdp_probe"] == 0
 
 
 def test_connections_beyond_the_cap_are_closed_and_others_come_in_later() -> None:

@@ -124,3 +124,14 @@ def test_a_process_without_vaults_settings_says_what_to_export(monkeypatch: pyte
     monkeypatch.setenv("VAULT_TOKEN", TOKEN)
     with pytest.raises(UnresolvedReference, match="check VAULT_ADDR"):
         resolve_references("${vault:kv/a#b}")
+
+
+def test_a_long_answer_and_a_proxy_of_the_environment_are_not_used(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert resolve_references("${vault:kv/shop/db#password}") == SECRET
+    vault.secrets["/v1/kv/data/shop/db"]["other"] = "x" * (1 << 20)
+    with pytest.raises(UnresolvedReference, match="no answer of a Vault server"):
+        resolve_references("${vault:kv/shop/db#password}")
