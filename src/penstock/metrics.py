@@ -662,6 +662,11 @@ API_SEARCHES_ENDED_TOTAL = Counter(
 )
 
 # Spark.
+ROWS_TOTAL = Counter(
+    "penstock_rows_total",
+    "Rows by what was done with them (read, encode, write, consume) and who did it: spark, or local.",
+    ["stage", "engine"],
+)
 SPARK_SESSION_MISSING = Gauge(
     "penstock_spark_session_missing",
     "1 while work needs a Spark session and there is none: it died, or could not be built.",

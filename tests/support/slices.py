@@ -1,6 +1,6 @@
 """Slices of a table for encoders, and changes made by hand."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,8 +69,9 @@ def encode_slice(
     *,
     start: Position | None = None,
     numbers: Sequence[int] | None = None,
+    on_read: Callable[[int], None] | None = None,
 ) -> list[EncodedChunk]:
     """Return the chunks of some parts of a slice, by default all, from `start` on."""
     wanted = piece if start is None else replace(piece, start=start)
     chosen = range(len(piece.parts)) if numbers is None else numbers
-    return [chunk for number in chosen for chunk in encode_part(wanted, number, options)]
+    return [chunk for number in chosen for chunk in encode_part(wanted, number, options, on_read)]

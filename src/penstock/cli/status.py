@@ -109,7 +109,7 @@ def _with_short_timeouts(settings: Settings) -> Settings:
 
 def render_overview(overview: Overview) -> RenderableType:
     """Return an overview as tables for a terminal."""
-    parts: list[RenderableType] = [_flow(overview)]
+    parts: list[RenderableType] = [_flow(overview), _engines(overview)]
     parts += [
         Text(f"  {stage.stage.value} is held by {_format_holder(stage.held_by)}", style="yellow")
         for stage in overview.stages
@@ -132,6 +132,17 @@ def _flow(overview: Overview) -> Text:
             )
         if stage.rate is not None:
             line.append(f" {stage.rate:,.0f} rows/s", style="dim")
+    return line
+
+
+def _engines(overview: Overview) -> Text:
+    """Return who works on rows, and who did."""
+    line = Text("engine ", style="dim")
+    line.append(overview.engine, style="green" if overview.engine == "spark" else "yellow")
+    if overview.engines is not None:
+        line.append(
+            f"; rows on Spark {overview.engines.spark:,}, local {overview.engines.local:,}", style="dim"
+        )
     return line
 
 

@@ -82,7 +82,6 @@ def work(spark: SparkSession, path: Path) -> dict[str, Any]:
         await engine.close()
         return [result.error for result in results]
 
-    spark_frame.LOCAL_ROWS = 0
     frame = spark_frame.SparkFrames(session.get).open(scan, None)
     found = {
         "set": spark.conf.get("spark.sql.shuffle.partitions"),

@@ -28,7 +28,6 @@ from penstock.eventstore.capture.capture import Capture
 from penstock.follow.follower import SliceFollower
 from penstock.follow.scans import scan_tail
 from penstock.follow.slices import Position, TableSpan
-from penstock.jobs.iteration import spark_frame
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.object_storage import STAGING_LOCK, StorageRef
 from penstock.spark.bulk import load_snapshot, merge_table
@@ -114,10 +113,7 @@ def test_reads_are_planned_with_the_package_that_is_shipped(cluster_spark: Spark
         cluster_spark.read.format("penstock").option("tabel", "a.b").load()
 
 
-def test_frames_of_jobs_are_read_by_executors_alone(
-    cluster_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(spark_frame, "LOCAL_ROWS", 0)
+def test_frames_of_jobs_are_read_by_executors_alone(cluster_spark: SparkSession, tmp_path: Path):
     with ServedWorld(tmp_path, item_table()) as served:
         start = served.commit(*(item("integer", each, "a") for each in range(20)))
         served.commit(item("integer", 1, "b"), delete=[(2,)])

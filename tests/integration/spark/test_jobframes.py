@@ -23,13 +23,13 @@ from penstock.tables.schema import TableInfo
 from penstock.testing.versions import key_of
 from support.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
 from support.itemtables import TABLES, item, item_table
+from support.rowcounts import RowCounts
 from support.servedworld import ServedWorld
 
 
 @pytest.fixture
 def on_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is read in small parts."""
-    monkeypatch.setattr(spark_frame, "LOCAL_ROWS", 0)
     monkeypatch.setattr(spark_frame, "_PART_ROWS_MIN", 8)
     monkeypatch.setattr(spark_frame, "_PART_ROWS_MAX", 8)
 
@@ -122,15 +122,17 @@ def _plan(frame: DataFrame) -> str:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_few_changes_are_read_without_a_task(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_few_changes_are_read_by_a_task_as_well(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     with ServedWorld(tmp_path, item_table(kind)) as world:
         start = churn(world, kind, random.Random(1))
         world.flush()
         end = churn(world, kind, random.Random(2))
         for from_ts in (start, 0):
+            on_spark, local = RowCounts("spark"), RowCounts("local")
             with opened(spark, scan_of(world, from_ts, end)) as frame:
+                assert (on_spark.new, local.new) == ({"read": frame.count()}, {})
                 check(world, frame, from_ts, end)
-                assert "MapInArrow" not in _plan(frame)
+                assert "MapInArrow" in _plan(frame)
 
 
 @pytest.mark.usefixtures("on_executors")

@@ -4,12 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 
 from penstock import tracing
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, read_net_changes
-from penstock.jobs.iteration import spark_frame
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.settings import TracingSettings
 from penstock.spark.labels import enter_pool
@@ -65,9 +63,8 @@ def _persisted(spark: SparkSession) -> set[int]:
 
 
 async def test_consumers_of_frames_and_of_batches_end_with_the_same_rows(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(spark_frame, "LOCAL_ROWS", 0)
     before = _persisted(spark)  # of other tests of this process
     frames: list[Rows] = [{}, {}]
     batches: Rows = {}
@@ -100,10 +97,7 @@ async def test_consumers_of_frames_and_of_batches_end_with_the_same_rows(
     assert _persisted(spark) <= before, "a frame was not released"
 
 
-async def test_what_executors_have_is_traced_as_well(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spark_frame, "LOCAL_ROWS", 0)
+async def test_what_executors_have_is_traced_as_well(spark: SparkSession, tmp_path: Path) -> None:
     rows: Rows = {}
     find = {"a": framed(rows, [])}.__getitem__
     with TraceReceiver() as receiver:

@@ -18,11 +18,13 @@ from penstock.eventstore.read.flight_client import FlightReader
 from penstock.follow.slices import Position, Slice, SliceRange, TableSpan, plan_slice
 from penstock.object_storage import StorageRef
 from support.itemtables import item, item_table
+from support.rowcounts import RowCounts
 from support.servedworld import ServedWorld
 from support.tableworld import START
 
 SMALL = EncoderOptions(chunk_bytes=2_000, enable_tidb_extension=True, encoded_at_ms=5)
 ROWS = 60
+CHANGES = ROWS + len(range(0, ROWS, 7)) + 1
 
 
 @pytest.fixture
@@ -90,6 +92,7 @@ async def test_executors_make_the_chunks_and_files_of_one_process(
 ) -> None:
     work = halves(world)
     engine = SparkEngine(spark, target)
+    counts = RowCounts("spark")
     before = persisted(spark)
     first, second = [(await engine.encode([each]))[0] for each in work]
     expected = [payloads(each) for each in work]
@@ -105,6 +108,7 @@ async def test_executors_make_the_chunks_and_files_of_one_process(
     ]
     written = await engine.write(files)
     assert [each.error for each in written] == ["", "", ""]
+    assert counts.new == dict.fromkeys(("read", "encode", "write"), CHANGES)
     assert [each.data_path for each in written] == [each.data_path for each in files]
     storage = target.open()
     contents = [storage.read(each.data_path) for each in files]
@@ -140,8 +144,10 @@ async def test_slices_without_rows_leave_nothing_behind(
     nothing = replace(SMALL, where="id < 0")
     engine = SparkEngine(spark, target)
     before = persisted(spark)
+    counts = RowCounts("spark")
     assert await engine.encode([replace(each, options=nothing) for each in halves(world)]) == [[], []]
     assert persisted(spark) == before
+    assert counts.new == {"read": CHANGES}, "the filter has left out all"
     await engine.close()
 
 
@@ -152,7 +158,9 @@ async def test_a_file_that_cannot_be_written_does_not_stop_the_others(
     (chunks,) = await engine.encode([EncodeWork(sliced(world, START, world.ts), SMALL)])
     taken, free = file_of("taken", *chunks[:2]), file_of("free", *chunks[2:])
     target.open().write(taken.data_path, b"of somebody else")
+    counts = RowCounts("spark")
     bad, good = await engine.write([taken, free])
+    assert counts.new == {"write": sum(chunk.rows for chunk in free.chunks)}
     assert "exists with other content" in bad.error
     assert target.open().read(taken.index_path) is None, "a file that is not ours is not announced"
     assert not good.error
@@ -185,8 +193,10 @@ async def test_a_source_that_is_away_is_said_in_one_line(
     world.flight.close()
     engine = SparkEngine(spark, target)
     before = persisted(spark)
+    counts = RowCounts("spark")
     with pytest.raises(Unavailable) as caught:
         await engine.encode(work)
+    assert counts.new == {}
     assert "\n" not in str(caught.value)
     assert persisted(spark) == before
     await engine.close()

@@ -12,6 +12,7 @@ from penstock.follow.source import TableScan
 from penstock.jobs.consumer import DataRetriever, JobContext
 from support.iterationbench import Bench, all_rows, item_bench
 from support.jobdoubles import Copy, TaggedSession, consumer_of, job_row
+from support.rowcounts import RowCounts
 
 
 @pytest.fixture
@@ -61,7 +62,9 @@ def test_more_data_is_none_however_often_one_asks(bench: Bench) -> None:
 
 def test_usage_is_counted_for_the_account(bench: Bench) -> None:
     bench.consumers = {"a": Copy().consumer(), "b": Copy().consumer()}
+    counts = RowCounts("local")
     bench.run(job_row("a", "a", account="shop"), job_row("b", "b", account="shop"))
+    assert counts.new == {"read": 5, "consume": 10}, "both share what was read"
     assert set(bench.used) == {"shop"}
     assert bench.used["shop"].rows == 10  # what each consumer was given
     assert bench.used["shop"].nbytes > 0
@@ -71,6 +74,7 @@ def test_usage_is_counted_for_the_account(bench: Bench) -> None:
 class _Frame:
     def __init__(self) -> None:
         self.dataframe = self
+        self.rows = 7
         self.selected: list[tuple[str, ...]] = []
         self.released = 0
 
@@ -109,11 +113,14 @@ def test_consumers_on_executors_share_one_frame_and_the_others_one_scan(bench: B
     bench.options = {"frames": frames, "spark": enter}
     bench.consumers = {"a": consumer_of(consume), "b": consumer_of(consume), "copy": copy.consumer()}
     before = _scans("frame"), _scans("batches")
+    on_spark, local = RowCounts("spark"), RowCounts("local")
     again = bench.run(
         job_row("a", "a", account="shop"), job_row("b", "b", account="shop"), job_row("copy", account="shop")
     )
     assert again == []
     assert (_scans("frame") - before[0], _scans("batches") - before[1]) == (1, 1)
+    assert on_spark.new == {"consume": 2 * frames.frame.rows}, "the double reads nothing"
+    assert local.new["read"] == local.new["consume"], "one job takes batches"
     assert frames.opened == [None]
     assert frames.frame.selected == [("`id`", "`name`", "`_commit_ts`", "`_deleted`")] * 2
     assert frames.frame.released == 1

@@ -83,7 +83,7 @@ class _Frames:
     """A DataFrame that is nothing but there."""
 
     def __init__(self) -> None:
-        self.dataframe = self
+        self.dataframe, self.rows = self, 1
 
     def open(self, *_: object) -> "_Frames":
         return self

@@ -10,7 +10,7 @@ collation that pads), no other row can have it, and the insert follows its delet
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ class RowChanges:
     """Changes in order. `rows` has the row after each change, or the row that a delete ended.
 
     `old` has the rows before the updates. Where `known` is false, the row was deleted and only its primary
-    key is known.
+    key is known. `left_out` counts the changes that were read with these and that a filter left out; a slice
+    of the changes has none of them.
     """
 
     kinds: Kinds
@@ -48,6 +49,7 @@ class RowChanges:
     rows: pa.RecordBatch
     old: pa.RecordBatch
     snapshot: bool = False
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -171,14 +173,18 @@ class Pairing:
             ends=ends.num_rows,
         )
         changes = sides.changes()
+        left_out = 0
         if self.keep is not None:
-            changes = changes.keep_sides(self.keep(old) | ~known, self.keep(new))
+            read = changes
+            changes, left = read.keep_sides(self.keep(old) | ~known, self.keep(new))
+            left_out = len(sides.within(read.where(~left), after, upto).commits)
         keys = key_columns(self.table)
         if keys:
             split = self._other_keys(changes, keys, old, new)
             changes = changes.split(split, deletes_first=bool(self.table.unique_keys))
         changes = sides.within(changes, after, upto)
-        return self._gather(changes, sides, old, known, new, snapshot=bool(snapshot_ts))
+        gathered = self._gather(changes, sides, old, known, new, snapshot=bool(snapshot_ts))
+        return replace(gathered, left_out=left_out)
 
     def _old(self, ends: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
         """Return the rows that ended, and whether more than their keys is known."""
@@ -260,14 +266,15 @@ class _Changes:
             return self
         return _Changes(self.commits[mask], self.ends[mask], self.begins[mask])
 
-    def keep_sides(self, ends: Mask, begins: Mask) -> "_Changes":
-        """Return the changes with only these sides, without changes that have no side left."""
+    def keep_sides(self, ends: Mask, begins: Mask) -> "tuple[_Changes, Mask]":
+        """Return the changes with only these sides, and which of all changes have a side left: only those."""
         lasting_ends = np.append(ends, False)[self.ends]  # -1 is the appended place: no side stays no side
         lasting_begins = np.append(begins, False)[self.begins]
         left = _Changes(
             self.commits, np.where(lasting_ends, self.ends, -1), np.where(lasting_begins, self.begins, -1)
         )
-        return left.where(lasting_ends | lasting_begins)
+        lasting = lasting_ends | lasting_begins
+        return left.where(lasting), lasting
 
     def split(self, split: Mask, *, deletes_first: bool) -> "_Changes":
         """Return the changes with some updates as a delete and an insert.

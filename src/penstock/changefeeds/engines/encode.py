@@ -65,8 +65,15 @@ class EncodedChunk:
     traced: Traced = ()
 
 
-def encode_part(slice_: Slice, number: int, options: EncoderOptions) -> Iterator[EncodedChunk]:
+def encode_part(
+    slice_: Slice,
+    number: int,
+    options: EncoderOptions,
+    on_read: Callable[[int], None] | None = None,
+) -> Iterator[EncodedChunk]:
     """Yield the chunks of part `number` of a slice, in order; none when the filter leaves no row.
+
+    `on_read` is called at the end, with the rows that were read, also those that the filter left out.
 
     The same slice gives the same chunks. Together the chunks of all parts are the changes of the slice.
     Raises what reading changes raises (Unavailable, StaleRead, Corrupt), and Invalid for options that do not
@@ -81,9 +88,13 @@ def encode_part(slice_: Slice, number: int, options: EncoderOptions) -> Iterator
         None if rows is None else rows.keeps,
     )
     chunks = _ChunkBuilder(_Bounds(slice_, part), encoder_of(slice_.schema, options), options)
+    rows_read = 0
     for changes, whole in PartRows(part, pairing, slice_.start, slice_.end).changes():
+        rows_read += len(changes) + changes.left_out
         yield from chunks.add(changes, whole=whole)
     yield from chunks.end()
+    if on_read is not None:
+        on_read(rows_read)
 
 
 def retry_when_moved(work: Callable[[], Iterator[T]]) -> Iterator[T]:
@@ -169,17 +180,22 @@ class PartRows:
         else:
             passes = [(part, phase) for phase in (Phase.DELETES, Phase.REST) for part in parts]
         last: RowChanges | None = None  # the last one with changes ends the commit, so it waits for the next
+        left_out = 0
         for part, phase in passes:
             with part.collect() as batches:
                 changes = self._pair(list(batches))
+            if phase is not Phase.REST:  # which reads the same changes as the pass before it
+                left_out += changes.left_out
             if phase is not Phase.ROWS:
                 changes = changes.where((changes.kinds == DELETE) == (phase is Phase.DELETES))
             if len(changes):
                 if last is not None:
-                    yield last, False
+                    yield replace(last, left_out=0), False
                 last = changes
+            elif last is None:
+                last = changes  # nothing to write, unless more comes: it tells how many were left out
         if last is not None:
-            yield last, True
+            yield replace(last, left_out=left_out), True
 
 
 class _HandleSample:

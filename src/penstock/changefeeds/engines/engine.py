@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
+from penstock import metrics
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.errors import PenstockError
 from penstock.follow.slices import Position, Slice
@@ -75,8 +76,9 @@ class DirectFile:
 class DirectResult:
     """What became of a DirectFile. Without rows, because a filter left none, there is no file.
 
-    `encoded_bytes` are the bytes of its chunks, `nbytes` those of the file. `failure` tells why it could not
-    be made: Unavailable when the remote or the event store did not answer, or what else reading raises.
+    `rows_read` are the rows before the filter. `encoded_bytes` are the bytes of the chunks, `nbytes` those of
+    the file. `failure` tells why it could not be made: Unavailable when the remote or the event store did not
+    answer, or what else reading raises.
     """
 
     rows: int = 0
@@ -84,6 +86,7 @@ class DirectResult:
     nbytes: int = 0
     traced: Traced = ()
     failure: PenstockError | None = None
+    rows_read: int = 0
 
 
 class SinkEngine(Protocol):
@@ -122,3 +125,33 @@ class SinkEngine(Protocol):
 
     async def close(self) -> None:
         """Forget all segments."""
+
+
+class RowCounter:
+    """Counts the rows of an engine in `penstock_rows_total`, by what was done with them.
+
+    An engine counts what came back as done, so that a task that Spark repeats counts once.
+    """
+
+    def __init__(self, engine: Literal["spark", "local"]) -> None:
+        self._read = metrics.ROWS_TOTAL.labels("read", engine)
+        self._encoded = metrics.ROWS_TOTAL.labels("encode", engine)
+        self._written = metrics.ROWS_TOTAL.labels("write", engine)
+
+    def count_encoded(self, rows_read: int, chunks: Sequence[Sequence[Chunk]]) -> None:
+        """Count the rows that were read for the chunks of slices, and those in the chunks."""
+        self._read.inc(rows_read)
+        self._encoded.inc(sum(chunk.rows for of_slice in chunks for chunk in of_slice))
+
+    def count_written(self, files: Sequence[FileWork], results: Sequence[WriteResult]) -> None:
+        """Count the rows of the files that are on the remote."""
+        for file, result in zip(files, results, strict=True):
+            if not result.error:
+                self._written.inc(sum(chunk.rows for chunk in file.chunks))
+
+    def count_made(self, result: DirectResult) -> None:
+        """Count the rows of a file that was made of slices, unless it failed."""
+        if result.failure is None:
+            self._read.inc(result.rows_read)
+            self._encoded.inc(result.rows)
+            self._written.inc(result.rows)

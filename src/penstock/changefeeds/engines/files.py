@@ -34,22 +34,27 @@ def make_file(direct: DirectFile, target: StorageRef) -> DirectResult:
 
 
 def _make_file(direct: DirectFile, storage: ObjectStorage) -> DirectResult:
-    chunks = [chunk for work in direct.work for chunk in encode_slice(work)]
+    read: list[int] = []
+    chunks = [chunk for work in direct.work for chunk in encode_slice(work, read.append)]
     if not chunks:
-        return DirectResult()
+        return DirectResult(rows_read=sum(read))
     nbytes = _put(direct.file, [chunk.payload for chunk in chunks], storage)
     return DirectResult(
         rows=sum(chunk.rows for chunk in chunks),
+        rows_read=sum(read),
         encoded_bytes=sum(len(chunk.payload) for chunk in chunks),
         nbytes=nbytes,
         traced=tuple(pair for chunk in chunks for pair in chunk.traced),
     )
 
 
-def encode_slice(work: EncodeWork) -> Iterator[EncodedChunk]:
-    """Yield the chunks of all parts of a slice, in order. Raises as `encode_part`."""
+def encode_slice(work: EncodeWork, on_read: Callable[[int], None]) -> Iterator[EncodedChunk]:
+    """Yield the chunks of all parts of a slice, in order. Raises as `encode_part`.
+
+    `on_read` is called once for each part, with the rows that were read.
+    """
     for number in range(len(work.slice.parts)):
-        yield from retry_when_moved(partial(encode_part, work.slice, number, work.options))
+        yield from retry_when_moved(partial(encode_part, work.slice, number, work.options, on_read))
 
 
 def write_files(

@@ -12,6 +12,7 @@ from penstock.changefeeds.engines.engine import (
     DirectResult,
     EncodeWork,
     FileWork,
+    RowCounter,
     WriteResult,
 )
 from penstock.changefeeds.engines.files import encode_slice, make_file, write_files
@@ -49,6 +50,7 @@ class LocalEngine:
         self._segments: dict[int, _Segment] = {}
         self._numbers = count(1)
         self._encoding_again = threading.Lock()
+        self._rows = RowCounter("local")
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -68,7 +70,8 @@ class LocalEngine:
         """Encode slices into one new segment; return the chunks of each slice, in order."""
         await self._reach("encode")
         number = next(self._numbers)
-        chunks, payloads = await self._threads.call(_encode, number, work)
+        chunks, payloads, rows_read = await self._threads.call(_encode, number, work)
+        self._rows.count_encoded(rows_read, chunks)
         if payloads:
             self._segments[number] = _Segment(tuple(work), payloads)
         return chunks
@@ -82,6 +85,7 @@ class LocalEngine:
 
         await self._reach("write")
         results = await self._threads.call(write_files, files, payloads, self._target, threads=self._writers)
+        self._rows.count_written(files, results)
         await self._reach("written")
         return results
 
@@ -89,6 +93,7 @@ class LocalEngine:
         """Read, encode and write a file in a thread."""
         await self._reach("write")
         result = await self._threads.call(make_file, file, self._target)
+        self._rows.count_made(result)
         await self._reach("written")
         return result
 
@@ -101,7 +106,7 @@ class LocalEngine:
             )
         with self._encoding_again:
             if segment.payloads is None:
-                _, segment.payloads = _encode(number, segment.work)
+                _, segment.payloads, _ = _encode(number, segment.work)
             return segment.payloads
 
     async def release(self, segment: int) -> None:
@@ -119,15 +124,16 @@ class LocalEngine:
             await self._at(step)
 
 
-def _encode(segment: int, work: Sequence[EncodeWork]) -> tuple[list[list[Chunk]], list[bytes]]:
-    """Return the chunks of each slice, and all payloads."""
+def _encode(segment: int, work: Sequence[EncodeWork]) -> tuple[list[list[Chunk]], list[bytes], int]:
+    """Return the chunks of each slice, all payloads, and how many rows were read."""
+    read: list[int] = []
     chunks: list[list[Chunk]] = []
     payloads: list[bytes] = []
     for item in work:
         chunks.append([])
-        for encoded in encode_slice(item):
+        for encoded in encode_slice(item, read.append):
             size = len(encoded.payload)
             positions = encoded.start, encoded.end
             chunks[-1].append(Chunk(segment, len(payloads), *positions, encoded.rows, size, encoded.traced))
             payloads.append(encoded.payload)
-    return chunks, payloads
+    return chunks, payloads, sum(read)

@@ -28,6 +28,7 @@ from penstock.changefeeds.engines.engine import (
     DirectFile,
     DirectResult,
     FileWork,
+    RowCounter,
     Traced,
     WriteResult,
 )
@@ -86,6 +87,8 @@ _CHUNKS = pa.schema(
         ("payload", pa.binary()),
     ]
 )
+_ROWS_READ = -1
+"""`which` of the row that has, as `rows`, how many rows a task has read, and no chunk."""
 DESCRIPTORS = tuple(name for name in _CHUNKS.names if name != "payload")
 _RESULTS = pa.schema(
     [("number", pa.int32()), ("data_path", pa.string()), ("nbytes", pa.int64()), ("error", pa.string())]
@@ -102,6 +105,12 @@ def chunk_batch(which: int, part: int, number: int, encoded: "EncodedChunk") -> 
     return _one_row(_CHUNKS, [*row, len(encoded.payload), traced, packed])
 
 
+def rows_read_batch(rows_read: int) -> pa.RecordBatch:
+    """Return a row that tells how many rows a task has read: a filter may leave no chunk of them."""
+    position = [0, None, 0]
+    return _one_row(_CHUNKS, [_ROWS_READ, 0, _ROWS_READ, *position, *position, rows_read, 0, b"", b""])
+
+
 def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
     """Yield the place and the payload of each row of (place, nbytes, payload)."""
     for batch in batches:
@@ -110,10 +119,19 @@ def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, byte
             yield place, pa.decompress(payload.as_buffer(), nbytes, codec=_CODEC, asbytes=True)
 
 
-def read_chunks(descriptors: pa.Table, segment: int) -> dict[int, list[tuple[tuple[int, int], Chunk]]]:
-    """Return the chunks of each slice, each with its key (part, number) in the order of the slice."""
+def read_chunks(
+    descriptors: pa.Table, segment: int
+) -> tuple[dict[int, list[tuple[tuple[int, int], Chunk]]], int]:
+    """Return the chunks of each slice, each with its key (part, number) in the order of the slice.
+
+    Also returns how many rows all tasks have read.
+    """
     chunks: dict[int, list[tuple[tuple[int, int], Chunk]]] = {}
+    rows_read = 0
     for row in descriptors.to_pylist():
+        if row["which"] == _ROWS_READ:
+            rows_read += row["rows"]
+            continue
         chunk = Chunk(
             segment=segment,
             number=row["number"],
@@ -124,7 +142,7 @@ def read_chunks(descriptors: pa.Table, segment: int) -> dict[int, list[tuple[tup
             traced=_unpack_traced(row["traced"]),
         )
         chunks.setdefault(row["which"], []).append(((row["part"], row["number"]), chunk))
-    return chunks
+    return chunks, rows_read
 
 
 def _unpack_traced(packed: bytes) -> Traced:
@@ -176,23 +194,30 @@ class SparkEngine:
         self.cores = default_parallelism(spark)
         self._tasks = _TASKS_PER_CORE * self.cores
         self._numbers = count(1)
+        self._rows = RowCounter("spark")
         self._segments: dict[int, DataFrame] = {}
         self._jobs = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-sink-job")
 
     async def encode(self, work: "Sequence[EncodeWork]") -> list[list[Chunk]]:
         """Encode slices on executors into one new segment; return the chunks of each slice, in order."""
         what = f"encode {len(work)} slices"
-        return await self._run(what, lambda: self._encode(next(self._numbers), tuple(work)))
+        chunks, rows_read = await self._run(what, lambda: self._encode(next(self._numbers), tuple(work)))
+        self._rows.count_encoded(rows_read, chunks)
+        return chunks
 
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         """Write files on executors, each data first, then index; one that fails does not stop the others."""
-        return await self._run(f"write {len(files)} files", lambda: self._write(files))
+        results = await self._run(f"write {len(files)} files", lambda: self._write(files))
+        self._rows.count_written(files, results)
+        return results
 
     async def make_file(self, file: DirectFile) -> DirectResult:
         """Make a file in one stage, in a job with those that other changefeeds want at the same time."""
-        return await self._rounds.make_file(
+        result = await self._rounds.make_file(
             self._target, file, changefeed=self._account, account=self._account
         )
+        self._rows.count_made(result)
+        return result
 
     async def release(self, segment: int) -> None:
         """Unpersist a segment."""
@@ -231,14 +256,14 @@ class SparkEngine:
         with translate_spark_errors(), labelled_jobs(self._spark, name, tag=tag, account=self._account):
             return job()
 
-    def _encode(self, segment: int, work: "tuple[EncodeWork, ...]") -> list[list[Chunk]]:
+    def _encode(self, segment: int, work: "tuple[EncodeWork, ...]") -> tuple[list[list[Chunk]], int]:
         parts = [
             EncodeTask(item, which, number, part.rows)
             for which, item in enumerate(work)
             for number, part in enumerate(item.slice.parts)
         ]
         if not parts:
-            return [[] for _ in work]
+            return [[] for _ in work], 0
         tasks = spread(parts, self._tasks, weight=lambda part: part.rows)
 
         def encode(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -252,7 +277,7 @@ class SparkEngine:
         frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
         self._segments[segment] = frame
         try:
-            chunks = read_chunks(frame.select(*DESCRIPTORS).toArrow(), segment)
+            chunks, rows_read = read_chunks(frame.select(*DESCRIPTORS).toArrow(), segment)
         except BaseException:
             self._segments.pop(segment).unpersist()
             raise
@@ -261,7 +286,7 @@ class SparkEngine:
         return [
             [chunk for _, chunk in sorted(chunks.get(which, []), key=itemgetter(0))]
             for which in range(len(work))
-        ]
+        ], rows_read
 
     def _write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         if not files:
@@ -309,10 +334,14 @@ def _encode_parts(task: int, parts: Iterable[EncodeTask]) -> "Iterator[pa.Record
     from penstock.changefeeds.engines.encode import encode_part
 
     numbers = count(task << _PLACE_BITS)
+    read: list[int] = []
     for part in parts:
-        chunks = retry_when_moved(partial(encode_part, part.work.slice, part.number, part.work.options))
+        chunks = retry_when_moved(
+            partial(encode_part, part.work.slice, part.number, part.work.options, read.append)
+        )
         for encoded in chunks:
             yield chunk_batch(part.which, part.number, next(numbers), encoded)
+    yield rows_read_batch(sum(read))
 
 
 def _nbytes(file: FileWork) -> int:

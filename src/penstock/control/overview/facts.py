@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from penstock.changefeeds.model import ChangefeedRecord
 from penstock.clock import physical_ms
 from penstock.control.overview.locks import HoldingLock
-from penstock.control.overview.model import SpoolLevel
+from penstock.control.overview.model import RowsByEngine, SpoolLevel
 from penstock.control.overview.part_metrics import Growth
 from penstock.control.part_states import PartStatus
 from penstock.eventstore.read.partition import Refusal
@@ -123,6 +124,10 @@ class Facts:
     unknown: Mapping[str, str] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     """Parts whose metrics could not be read."""
+    engine: Literal["spark", "local"] = "spark"
+    """Who works on rows by the settings."""
+    engines: RowsByEngine | None = None
+    """Who did, as far as metrics could be read."""
     without_spark: frozenset[str] = frozenset()
     """Parts that need a Spark session and have none."""
     flush_interval_s: float = 60.0

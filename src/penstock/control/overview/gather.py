@@ -23,6 +23,7 @@ from penstock.control.overview.part_metrics import (
     Growth,
     MetricSample,
     count_abandoned,
+    count_rows,
     parse_page,
     parts_without_spark,
     read_pages,
@@ -107,8 +108,14 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
         metrics = pages.answer_or({}, deadline, unknown)
         growth.add(clock.monotonic(), _answered_pages(metrics))
         facts = facts_without_cluster(settings, str(error), clock=clock)
-        lost = parts_without_spark(_answered_pages(metrics))
-        return replace(facts, growth=growth, silent=_silent_parts(metrics), without_spark=lost)
+        answered = _answered_pages(metrics)
+        return replace(
+            facts,
+            growth=growth,
+            silent=_silent_parts(metrics),
+            without_spark=parts_without_spark(answered),
+            engines=count_rows(answered),
+        )
     schemas = Probe("schemas", lambda: _read_schemas(deployment), clock=clock)
     captures = Probe("captures", lambda: _ask_captures(deployment), clock=clock)
     feeds = Probe("changefeeds", lambda: _read_feeds(deployment), clock=clock)
@@ -144,6 +151,8 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
         parts=parts,
         unknown=unknown,
         silent=_silent_parts(metrics),
+        engine=settings.engine,
+        engines=count_rows(_answered_pages(metrics)),
         without_spark=parts_without_spark(_answered_pages(metrics)),
         flush_interval_s=settings.capture.flush_interval_s,
         low_disks={} if parts is None else find_low_disks(settings),
@@ -161,6 +170,7 @@ def facts_without_cluster(settings: Settings, error: str, *, clock: Clock = SYST
     return Facts(
         now_ts=compose_ts(clock.wall_ms()),
         parts=parts,
+        engine=settings.engine,
         cluster_error=error,
         unknown=unknown,
         low_disks={} if parts is None else find_low_disks(settings),

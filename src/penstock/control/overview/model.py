@@ -1,6 +1,7 @@
 """The overview of a deployment as `penstock status`, the API and the pages show it: models only."""
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,6 +18,7 @@ __all__ = [
     "PartRow",
     "Problem",
     "ProblemKind",
+    "RowsByEngine",
     "SpoolLevel",
     "StageRow",
     "TableRefusal",
@@ -215,6 +217,13 @@ class JobRow(_Model):
     held_by: HeldBy | None = None
 
 
+class RowsByEngine(_Model):
+    """Rows that were read, encoded, written and consumed since the processes started, by who did it."""
+
+    spark: int = 0
+    local: int = 0
+
+
 class Totals(_Model):
     """How many there are of each; the lists show only the worst."""
 
@@ -231,6 +240,10 @@ class Overview(_Model):
     """The database's time; from this machine's clock when the database does not answer."""
     now_time: str
     healthy: bool
+    engine: Literal["spark", "local"] = "spark"
+    """Who works on rows by the settings."""
+    engines: RowsByEngine | None = None
+    """Who did; null when no part serves metrics here, and for accounts, because parts serve all together."""
     problems: list[Problem] = Field([])
     parts: list[PartRow] = Field([])
     stages: list[StageRow] = Field([])

@@ -61,6 +61,8 @@ def build_overview(facts: Facts, *, account: str | None = None, limit: int = LIM
         now_ts=visible.now_ts,
         now_time=format_ms(physical_ms(visible.now_ts)),
         healthy=not problems,
+        engine=visible.engine,
+        engines=visible.engines,
         problems=problems[:limit],
         parts=_parts(visible),
         stages=explanation.stages(),
@@ -98,6 +100,7 @@ def _of_account(facts: Facts, account: str) -> Facts:
         unknown=dict.fromkeys(facts.unknown, hidden),
         low_disks={},
         abandoned=0,
+        engines=None,
     )
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
-from penstock.control.overview.model import FlowStage, SpoolLevel
+from penstock.control.overview.model import FlowStage, RowsByEngine, SpoolLevel
 from penstock.control.part_states import PartStatus
 from penstock.errors import Invalid
 from penstock.settings.network import reachable_host, split_address
@@ -21,6 +21,7 @@ __all__ = [
     "Growth",
     "MetricSample",
     "count_abandoned",
+    "count_rows",
     "parse_page",
     "parts_without_spark",
     "read_pages",
@@ -101,7 +102,8 @@ _ROWS: Mapping[FlowStage, str] = {
 _SPOOLED, _MARKS = _name(metrics.SINK_SPOOL_BYTES), _name(metrics.SINK_SPOOL_MARK_BYTES)
 _NO_SPARK = _name(metrics.SPARK_SESSION_MISSING)
 _ABANDONED = _name(metrics.JOBS_ABANDONED_CONSUMERS)
-_NEEDED = (*_ROWS.values(), _SPOOLED, _MARKS, _NO_SPARK, _ABANDONED)
+_BY_ENGINE = _name(metrics.ROWS_TOTAL)
+_NEEDED = (*_ROWS.values(), _SPOOLED, _MARKS, _NO_SPARK, _ABANDONED, _BY_ENGINE)
 
 
 def parse_page(text: str) -> dict[MetricSample, float]:
@@ -121,6 +123,19 @@ def parse_page(text: str) -> dict[MetricSample, float]:
 def count_abandoned(pages: Mapping[str, Mapping[MetricSample, float]]) -> int:
     """Return how many consumers of jobs were canceled and have not returned."""
     return int(sum(page.get(MetricSample(_ABANDONED), 0.0) for page in pages.values()))
+
+
+def count_rows(pages: Mapping[str, Mapping[MetricSample, float]]) -> RowsByEngine | None:
+    """Return the rows that each engine has worked on since its process started; None without any page."""
+    if not pages:
+        return None
+    rows = {"spark": 0.0, "local": 0.0}
+    for page in pages.values():
+        for sample, value in page.items():
+            if sample.name == _BY_ENGINE:
+                engine, _stage = sample.labels
+                rows[engine] = rows.get(engine, 0.0) + value
+    return RowsByEngine(spark=int(rows["spark"]), local=int(rows["local"]))
 
 
 def spool_levels(pages: Mapping[str, Mapping[MetricSample, float]]) -> dict[str, SpoolLevel]:

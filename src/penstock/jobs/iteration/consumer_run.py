@@ -266,6 +266,7 @@ class ConsumerRun:
             consumer.consume(data)
             if data.failure is not None:
                 raise data.failure
+            data.count_consumed()
             data.record_arrival()
             done = self._outcomes.complete(data.to_ts, at=self._services.clock.wall_ms())
             return done if data.written is None else RunOutcome(OutcomeKind.COMPLETED, None)
@@ -370,6 +371,7 @@ class JobRetriever:
         # The rows of a snapshot were committed long ago: there is nothing to trace.
         if tracing.current is not None and not self._scan.snapshot:
             self._recorder = tracing.current.start_recorder()
+        self._frame_rows = 0
         self.rows = 0
         self.nbytes = 0
         self.waiting = False
@@ -467,6 +469,7 @@ class JobRetriever:
             self._progressed()
             self.waiting = False
         self._shared.leave(self._job.key, Invalid("the changes were taken as a DataFrame already"))
+        self._frame_rows = shared.rows
         self.rows, self.nbytes = self._scan.rows, self._scan.nbytes
         if self._recorder is not None:
             self._recorder.add_pairs(shared.traced)
@@ -480,6 +483,13 @@ class JobRetriever:
         self.written = self._log.change(
             txn, self._job.key, self._job.status.lsn, complete_iteration(self.to_ts, at=at)
         )
+
+    def count_consumed(self) -> None:
+        """Count the rows that the target has by now, by who worked on them."""
+        if self.on_executors:
+            metrics.ROWS_TOTAL.labels("consume", "spark").inc(self._frame_rows)
+        else:
+            metrics.ROWS_TOTAL.labels("consume", "local").inc(self.rows)
 
     def record_arrival(self) -> None:
         """Record for traced transactions that the target has what was retrieved."""

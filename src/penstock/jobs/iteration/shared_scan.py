@@ -252,7 +252,9 @@ class SharedScan:
                 self._config.source.open(scan, columns) as handle,
                 closing(iter_in_order(handle, projection, scratch)) as ordered,
             ):
+                rows_read = metrics.ROWS_TOTAL.labels("read", "local")
                 for batch in mark_last(ordered, projection.nothing):
+                    rows_read.inc(batch.rows)
                     if not self._fanout.give(batch):
                         return
             self._fanout.end()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock import tracing
+from penstock import metrics, tracing
 from penstock.changes.batches import ChangeBatch
 from penstock.changes.columns import DELETED, key_names, with_commit_ts
 from penstock.changes.net_change import NetChanges, coalesce_by_key
@@ -52,6 +52,10 @@ class SharedFrame(Protocol):
         """One row for each key that changed, in the columns of `DataRetriever.dataframe`."""
 
     @property
+    def rows(self) -> int:
+        """The number of its rows, as executors have counted them."""
+
+    @property
     def traced(self) -> tuple[tuple[int, int], ...]:
         """Commit timestamps of the traced transactions among the rows, each with its number of rows."""
 
@@ -69,8 +73,6 @@ class Frames(Protocol):
         """
 
 
-LOCAL_ROWS = 10_000
-"""Up to so many changes a frame is made in the driver: a task costs more than it saves."""
 _PART_ROWS_MIN = 64 * 1024
 _PART_ROWS_MAX = 1_000_000
 _PARTS_PER_TASK = 2  # parts for each task that runs at once, so that a long one delays the others less
@@ -81,6 +83,7 @@ class SparkFrame:
     """A SharedFrame with Spark's DataFrame."""
 
     dataframe: "DataFrame"
+    rows: int
     traced: tuple[tuple[int, int], ...] = ()
 
     def release(self) -> None:
@@ -112,20 +115,20 @@ class SparkFrames:
         what = f"changes of {scan.schema.name} for jobs"
         tag = f"penstock-{SYSTEM.unique_id()}"
         with _translate_errors(), without_tags(spark), labelled_jobs(spark, what, tag=tag):
-            frame = _open_frame(
-                spark, _plan_parts(spark, scan, columns, frame_columns), frame_columns, declared
-            )
+            plan = _plan_parts(spark, scan, columns, frame_columns)
+            frame = _open_frame(spark, plan, frame_columns, declared)
             frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
             try:
+                traced: tuple[tuple[int, int], ...] = ()
                 if tracing.current is None or scan.snapshot:
-                    frame.count()
-                    traced: tuple[tuple[int, int], ...] = ()
+                    rows = frame.count()
                 else:
-                    traced = _count_traced(frame, tracing.current.sampling)
+                    rows, traced = _count_traced(frame, tracing.current.sampling)
             except BaseException:
                 frame.unpersist()
                 raise
-        return SparkFrame(frame, traced)
+        metrics.ROWS_TOTAL.labels("read", "spark").inc(rows)
+        return SparkFrame(frame, rows, traced)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,6 @@ class _Plan:
 
     parts: "tuple[ChangesPartition, ...]"
     distinct: bool
-    local: bool
 
 
 def _plan_parts(
@@ -167,7 +169,7 @@ def _plan_parts(
         partition_rows=min(_PART_ROWS_MAX, max(_PART_ROWS_MIN, part_rows)),
         **change_options(scan.view, scan, columns),
     )
-    return _Plan(tuple(parts), distinct=scan.snapshot, local=scan.rows <= LOCAL_ROWS)
+    return _Plan(tuple(parts), distinct=scan.snapshot)
 
 
 def _open_frame(
@@ -178,8 +180,8 @@ def _open_frame(
     from penstock.changes.columns import key_names
 
     keys = key_names(frame_columns.schema.table)
-    if plan.local or not plan.parts:
-        return _open_local_frame(spark, plan, frame_columns, declared, keys)
+    if not plan.parts:
+        return spark.createDataFrame(pa.Table.from_batches([], net_schema(frame_columns.columns)), declared)
     shipped, distinct = plan.parts, plan.distinct
 
     def read(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -206,8 +208,10 @@ def _open_frame(
     return map_in_arrow(by_key, last, declared)
 
 
-def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple[int, int], ...]:
-    """Compute a frame; return the traced transactions among its rows, with their numbers of rows."""
+def _count_traced(
+    frame: "DataFrame", sampling: tracing.Sampling
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Compute a frame; return its number of rows, and of those the rows of each traced transaction."""
     from penstock.eventstore.sides import COMMIT_TS
 
     def pick(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -216,32 +220,14 @@ def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[tuple
         begin_task()
         for batch in batches:
             picked = sampling.pick(batch.column(0).to_numpy())
-            columns = [
-                pa.array(values.view("int64"), pa.int64()) for values in (picked.commit_ts, picked.rows)
-            ]
+            counts = [(picked.commit_ts, [0]), (picked.rows, [len(batch)])]  # 0 is no commit: it counts all
+            columns = [pa.array([*values.tolist(), *more], pa.int64()) for values, more in counts]
             yield pa.RecordBatch.from_arrays(columns, ["commit_ts", "rows"])
 
     found = frame.select(COMMIT_TS).mapInArrow(pick, "commit_ts long, rows long").toArrow()
-    return tuple(zip(*(column.to_pylist() for column in found.columns), strict=True))
-
-
-def _open_local_frame(
-    spark: "SparkSession",
-    plan: _Plan,
-    frame_columns: _FrameColumns,
-    declared: "StructType",
-    keys: Sequence[str],
-) -> "DataFrame":
-    """Make a frame of few rows, which are read here."""
-    import pyarrow as pa
-
-    found = [
-        batch for part in plan.parts for batch in _read_part(part, frame_columns, distinct=plan.distinct)
-    ]
-    if len(plan.parts) > 1 and not plan.distinct:
-        with _scratch() as folder:
-            found = list(last_rows(found, keys, folder))
-    return spark.createDataFrame(pa.Table.from_batches(found, net_schema(frame_columns.columns)), declared)
+    counted = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    traced = tuple((commit_ts, rows) for commit_ts, rows in counted if commit_ts)
+    return sum(rows for commit_ts, rows in counted if not commit_ts), traced
 
 
 def _read_part(

@@ -18,6 +18,7 @@ from penstock.follow.ddl_events import DdlEvent, TableChange
 from penstock.object_storage import StorageRef
 from penstock.testing.clock import ManualClock
 from support.enginefaults import EngineFaults, lose_everything
+from support.rowcounts import RowCounts
 from support.sinkparts import KeptInMemory, SinkWorld, Watched
 from support.slices import slice_of
 from support.tableworld import START, TableWorld
@@ -75,6 +76,7 @@ EXPECTED = [f"name {number}" for number in range(ROWS)]
 
 async def test_rows_come_out_in_order_in_files_close_to_their_size(tmp_path: Path, table: TableWorld) -> None:
     world = World(tmp_path / "remote", table)
+    counts = RowCounts("local")
     async with world:
         events = world.send_all()
         await world.drain_table()
@@ -88,11 +90,13 @@ async def test_rows_come_out_in_order_in_files_close_to_their_size(tmp_path: Pat
         assert len(list((tmp_path / "remote").rglob("schema_*.json"))) == 1
         await world.until(lambda: world.local.segments == ())
         assert world.local.held_bytes == 0
+    assert counts.new == {"read": ROWS, "encode": ROWS, "write": ROWS}
 
 
 async def test_payloads_that_are_lost_are_encoded_again_the_same(tmp_path: Path, table: TableWorld) -> None:
     whole, losing = World(tmp_path / "whole", table), World(tmp_path / "losing", table)
     for world in (whole, losing):
+        counts = RowCounts("local")
         async with world:
             world.send_all()
             await world.until(lambda: sum("woken" in each for each in world.told) == 4)  # noqa: B023 - awaited at once
@@ -100,6 +104,7 @@ async def test_payloads_that_are_lost_are_encoded_again_the_same(tmp_path: Path,
                 lose_everything(world.local)
                 assert world.local.held_bytes == 0
             await world.drain_table()
+        assert counts.new == {"read": ROWS, "encode": ROWS, "write": ROWS}
     assert [path.name for path in losing.data_files()] == [path.name for path in whole.data_files()]
     assert [path.read_bytes() for path in losing.data_files()] == [
         path.read_bytes() for path in whole.data_files()

@@ -155,10 +155,20 @@ def test_rows_that_do_not_satisfy_the_filter_do_not_exist(worlds: Any) -> None:
     world.commit(delete=[(1,), (2,)])
     world.resolve()
     options = replace(OPTIONS, where="name like 'in%'", columns=("id",))
-    chunks = encode_slice(slice_of(world, start, world.ts), options)
+    read: list[int] = []
+    piece = slice_of(world, start, world.ts)
+    chunks = encode_slice(piece, options, on_read=read.append)
     assert steps(chunks) == [("I", 1), ("I", 3), ("D", 1), ("I", 2), ("U", 3), ("D", 2)]
+    assert sum(read) == 8, "rows that the filter leaves out are read"
     assert list(lines(chunks)[0]["data"][0]) == ["id"]
-    assert encode_slice(slice_of(world, start, world.ts), replace(OPTIONS, where="id > 100")) == []
+    read.clear()
+    assert encode_slice(piece, replace(OPTIONS, where="id > 100"), on_read=read.append) == []
+    assert sum(read) == 8
+    for cut in encode_slice(piece, replace(SMALL, where="name like 'in%'")):
+        read.clear()
+        encode_slice(replace(piece, end=cut.end), options, on_read=read.append)
+        encode_slice(replace(piece, start=cut.end), options, on_read=read.append)
+        assert sum(read) == 8, "each row is read for one slice"
 
 
 def test_a_snapshot_is_inserts_in_order_of_handles(worlds: Any) -> None:
@@ -244,6 +254,8 @@ def test_a_commit_too_large_to_hold_is_read_by_ranges(
     piece = slice_of(world, start, world.ts, batch_rows=4)
     snapshot = slice_of(world, 0, world.ts, batch_rows=4)
     wanted = [encode_slice(each, SMALL) for each in (piece, snapshot)]
+    rows = sum(chunk.rows for chunks in wanted for chunk in chunks)
+    read: list[int] = []
     monkeypatch.setattr(encode, "_SAMPLE_EVERY", 1)
     pieces = count()
     real = encode.PartRows._divide
@@ -251,6 +263,10 @@ def test_a_commit_too_large_to_hold_is_read_by_ranges(
     for nbytes in (0, 400, 2000):
         monkeypatch.setattr(encode.PartRows.__init__, "__defaults__", (nbytes,))
         assert [encode_slice(each, SMALL) for each in (piece, snapshot)] == wanted
+        read.clear()
+        for each in (piece, snapshot):
+            encode_slice(each, replace(SMALL, where="name = 'end'"), on_read=read.append)
+        assert sum(read) == rows, "however often a commit is read"
     assert next(pieces), "nothing was divided"
 
 

@@ -26,7 +26,7 @@ export const overview = {
         card("Problems", problems(data.problems), leftOff(data.problems, data.totals?.problems)),
       card("Flow", flow(data, screen.width - inset(screen))),
       el("div", { class: "pair", "data-key": "pair" }, stageCard(data), spoolCard(data)),
-      card("Parts", parts(data.parts)),
+      card("Parts", engine(data), parts(data.parts)),
     ].filter(Boolean);
   },
 };
@@ -115,6 +115,17 @@ function spoolCard({ changefeeds }) {
         { class: "more" },
         el("a", { href: routeTo("changefeeds") }, `and ${count(left)} more`),
       ),
+  );
+}
+
+/** Who works on rows by the settings, and who did since the processes started. */
+function engine({ engine: chosen, engines }) {
+  const named = chosen === "local" ? "the services themselves (engine: local)" : "Spark";
+  return el(
+    "p",
+    { class: "lead", "data-key": "engine" },
+    `Rows are worked on by ${named}.`,
+    engines && ` So far: ${counted(engines.spark, "row")} on Spark, ${counted(engines.local, "row")} local.`,
   );
 }
 
