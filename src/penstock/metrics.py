@@ -667,6 +667,10 @@ ROWS_TOTAL = Counter(
     "Rows by what was done with them (read, encode, write, consume) and who did it: spark, or local.",
     ["stage", "engine"],
 )
+SPARK_SESSION_STARTING = Gauge(
+    "penstock_spark_session_starting",
+    "1 while Spark starts: until there is a session, and it has run its first small job.",
+)
 SPARK_SESSION_MISSING = Gauge(
     "penstock_spark_session_missing",
     "1 while work needs a Spark session and there is none: it died, or could not be built.",

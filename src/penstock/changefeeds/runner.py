@@ -67,8 +67,9 @@ def _has_settings(info: ChangefeedInfo, section: ChangefeedSettings) -> bool:
 class ChangefeedRunner:
     """Runs every changefeed that should run and that no other process runs, until it is cancelled.
 
-    `owner` is unique to this process. What happens to one changefeed is stored as its state, and does not
-    affect the others.
+    `owner` is unique to this process. `on_owned` is called each time that it takes a changefeed, before that
+    is opened: what engines share can start meanwhile. What happens to one changefeed is stored as its state,
+    and does not affect the others.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class ChangefeedRunner:
         owner: str,
         lag_s: float = _HELD_LAG_S,
         measure_s: float = _MEASURE_S,
+        on_owned: Callable[[], None] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         """Every `measure_s`, measure what changefeeds that are `lag_s` behind hold back."""
@@ -89,6 +91,7 @@ class ChangefeedRunner:
         self._owner = owner
         self._lag_s = lag_s
         self._measure_s = measure_s
+        self._on_owned = on_owned
         self._clock = clock
         self._running: dict[str, asyncio.Task[None]] = {}
         self._opened: dict[str, _RunningChangefeed] = {}
@@ -176,7 +179,13 @@ class ChangefeedRunner:
         for record in records:
             if record.runnable and record.info.id not in self._running:
                 running = _RunningChangefeed(
-                    self._settings, self._store, self._open_engine, record.info, self._owner, self._clock
+                    self._settings,
+                    self._store,
+                    self._open_engine,
+                    record.info,
+                    self._owner,
+                    self._on_owned,
+                    self._clock,
                 )
                 self._opened[record.info.id] = running
                 self._running[record.info.id] = asyncio.create_task(running.run())
@@ -211,6 +220,7 @@ class _RunningChangefeed:
         open_engine: OpenEngine,
         info: ChangefeedInfo,
         owner: str,
+        on_owned: Callable[[], None] | None,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -225,12 +235,15 @@ class _RunningChangefeed:
         # The other settings are parsed under the lease: only its holder may store that they are invalid.
         self._ttl_s = float(info.settings.get("lease_ttl_s", _TTL_S))
         self._owner = owner
+        self._on_owned = on_owned
         self._clock = clock
 
     async def run(self) -> None:
         """Run it until it ends, is stopped or changed, or the lease is lost. Raises what ended it."""
         lease = await self._store.acquire(self._changefeed_id, self._owner, ttl_s=self._ttl_s)
         try:
+            if self._on_owned is not None:
+                self._on_owned()
             info = (await lease.get_record()).info
             await self._run(lease, info)
         finally:

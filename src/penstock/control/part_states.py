@@ -35,6 +35,8 @@ class PartState(StrEnum):
     WAITING = "waiting"
     """It ended, and is started again after a delay."""
     STOPPED = "stopped"
+    STARTING_SPARK = "starting Spark"
+    """It runs, and starts its Spark session. Only overviews say so."""
     DEGRADED = "degraded"
     """It runs, and replaces its Spark session, which it has lost. Only overviews say so."""
 

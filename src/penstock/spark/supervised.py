@@ -1,4 +1,5 @@
-"""The one Spark session of a service: built when it is first needed, watched, and replaced when it dies.
+"""The one Spark session of a service: built when it is first needed, warmed up, watched, and replaced when
+it dies.
 
 A session dies with its Java process, with the gateway to it, or when Spark stops its context because the
 master is lost. Whoever works on it gets Unavailable and repeats the work, as for anything that does not
@@ -8,7 +9,7 @@ try.
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -50,13 +51,23 @@ _log = logging.getLogger(__name__)
 
 
 class SupervisedSession:
-    """The session of this process, for any number of threads."""
+    """The session of this process, for any number of threads.
+
+    `warm_up` is called with each new session, on a thread of its own; other work need not wait for it.
+    """
 
     def __init__(
-        self, settings: Settings, *, app_name: str, answer_s: float = _ANSWER_S, clock: Clock = SYSTEM
+        self,
+        settings: Settings,
+        *,
+        app_name: str,
+        warm_up: "Callable[[SparkSession], None] | None" = None,
+        answer_s: float = _ANSWER_S,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._settings = settings
         self._app_name = app_name
+        self._warm_up = warm_up
         self._answer_s = answer_s
         self._clock = clock
         self._changed = threading.Condition()
@@ -84,6 +95,12 @@ class SupervisedSession:
         if not master.url.startswith(CONNECT):  # whose Java is on the server
             require_java()
         require_master(master)
+
+    def start(self) -> None:
+        """Begin to build a session unless there is one; return at once."""
+        with self._changed:
+            if not self._interrupted:
+                self._want()
 
     def __call__(self, account: str) -> "SparkSession":
         """Return the session, with the account's pool for this thread's jobs; raise as `get`."""
@@ -113,13 +130,16 @@ class SupervisedSession:
             # A new one: an exception that several threads raise would collect the tracebacks of all.
             raise kind(str(self._error or "Spark is stopped; start the service again"))
 
-    def _await_build(self) -> None:
+    def _want(self) -> None:
         self._wanted = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._supervise, name="penstock-spark", daemon=True)
             self._thread.start()
-        builds = self._builds
         self._changed.notify_all()
+
+    def _await_build(self) -> None:
+        builds = self._builds
+        self._want()
         self._changed.wait_for(lambda: self._interrupted or self._spark is not None or self._builds > builds)
 
     def _lose(self, spark: "SparkSession", reason: str) -> None:
@@ -131,6 +151,7 @@ class SupervisedSession:
             if self._spark is not spark or self._stopping:
                 return
             self._spark = None
+            metrics.SPARK_SESSION_STARTING.set(0)
             self._error = Unavailable(f"the Spark session died: {reason}; a new one is being built")
             self._changed.notify_all()
             if self._interrupted:
@@ -196,6 +217,8 @@ class SupervisedSession:
 
     def _build(self) -> None:
         _log.info("starting Spark", extra={"master": shown_master(self._settings.spark.master)})
+        began_at = self._clock.monotonic()
+        metrics.SPARK_SESSION_STARTING.set(1)
         with self._changed:
             java = self._java = JavaProcess()
             self._java_end = ""
@@ -214,6 +237,27 @@ class SupervisedSession:
             self._builds += 1
             self._changed.notify_all()
         metrics.SPARK_SESSION_MISSING.set(0)
+        warming = threading.Thread(
+            target=self._end_start, args=(spark, began_at), name="penstock-warm-up", daemon=True
+        )
+        warming.start()
+
+    def _end_start(self, spark: "SparkSession", began_at: float) -> None:
+        """Run on a thread of its own: warm a new session up, and tell that it has started.
+
+        A failure is not reported here: whoever works on the session next meets it, and reports it.
+        """
+        try:
+            if self._warm_up is not None:
+                self._warm_up(spark)
+        except Exception as error:  # noqa: BLE001 - see above
+            _log.info("Spark was not warmed up", extra={"error": first_line(error)})
+        with self._changed:
+            if self._spark is not spark:  # it died; another one may be starting
+                return
+            seconds = round(self._clock.monotonic() - began_at, 1)
+            _log.info("Spark has started", extra={"seconds": seconds})
+            metrics.SPARK_SESSION_STARTING.set(0)
 
     def _await_java(self, java: JavaProcess) -> None:
         """Run on a thread of its own: tell the supervising one that Java has ended."""
@@ -235,6 +279,7 @@ class SupervisedSession:
             if self._interrupted:
                 return
         metrics.SPARK_SESSION_MISSING.set(1)
+        metrics.SPARK_SESSION_STARTING.set(0)
         _log.error("Spark could not be started", extra={"error": str(error)})
 
     def _watch(self) -> None:

@@ -118,10 +118,21 @@ def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_s
         catalog = Catalog(client)
         catalog.create_database("shop")
         catalog.create_table("shop.items", [("id", "bigint primary key")])
+    first = world.java()  # which starts with the changefeed, before there is a row
+    os.kill(first, signal.SIGSTOP)  # so that there is time to look
+    status = world.status()
+    assert {part["name"]: part["state"] for part in status["parts"]}["changefeeds"] == "starting Spark"
+    assert not [problem for problem in status["problems"] if problem["part"] == "changefeeds"]
+    os.kill(first, signal.SIGCONT)
+
     world.insert(1, 2, 3)
-    first = world.java()
     wait_for(lambda: world.copied() == {1, 2, 3})
     assert world.metric("penstock_spark_session_missing") == 0
+    wait_for(lambda: world.metric("penstock_spark_session_starting") == 0)
+    status = world.status()
+    assert status["engine"] == "spark"
+    assert status["engines"]["spark"] >= 9, "three rows were read, encoded and written"
+    assert status["engines"]["local"] == 0
 
     os.kill(first, signal.SIGKILL)
     world.insert(4, 5)

@@ -15,7 +15,7 @@ from penstock.changefeeds.model import ChangefeedState
 from penstock.cli import status
 from penstock.clock import SYSTEM
 from penstock.control.overview.locks import HoldingLock
-from penstock.control.overview.model import Overview
+from penstock.control.overview.model import Overview, RowsByEngine
 from penstock.control.overview.overview import build_overview
 from penstock.control.part_states import PartKind, PartState, PartStatus, UpStates
 from penstock.jobs.job import JobState
@@ -157,6 +157,21 @@ def test_on_a_terminal_there_are_the_flow_its_holders_and_what_to_do() -> None:
     assert "1 h 0 min" in shown
     assert "last ended by" in shown
     assert "restarts" not in shown
+
+
+def test_on_a_terminal_it_says_who_works_on_rows() -> None:
+    local = facts(engine="local", engines=RowsByEngine(local=1_200))
+    assert "engine local; rows on Spark 0, local 1,200" in rendered(build_overview(local))
+    shown = rendered(
+        build_overview(
+            facts(
+                parts=(part("changefeeds", PartKind.CHANGEFEEDS),),
+                starting_spark=frozenset({"changefeeds"}),
+            )
+        )
+    )
+    assert "engine spark\n" in shown
+    assert "starting Spark" in shown
 
 
 def test_on_a_terminal_lists_that_are_cut_off_say_so_and_an_empty_deployment_is_well() -> None:

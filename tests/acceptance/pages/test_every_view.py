@@ -37,6 +37,18 @@ def test_every_view_can_be_read_and_is_well_formed(world: PageWorld, open_page, 
             shoot(page, f"{name}-{size}-{scheme}")
 
 
+def test_the_overview_says_who_works_on_rows(world: PageWorld, open_page) -> None:
+    with open_page(f"{world.url}/#/overview") as page:
+        expect(page.locator("main")).to_contain_text(
+            "Rows are worked on by Spark. So far: 1,234,567 rows on Spark, 0 rows local."
+        )
+        world.troubled = True
+        page.reload()
+        expect(page.locator("main")).to_contain_text(
+            "by the services themselves (engine: local). So far: 0 rows on Spark, 4,800 rows local."
+        )
+
+
 def test_the_menu_leads_to_every_view_and_says_where_one_is(world: PageWorld, open_page) -> None:
     with open_page(world.url) as page:
         for name in ("Changefeeds", "Jobs", "Tables", "Search", "Overview"):

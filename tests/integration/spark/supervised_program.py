@@ -10,9 +10,11 @@ import sys
 import threading
 from typing import Any
 
+from penstock.changefeeds.engines.rounds import warm_up
 from penstock.cli.service import run_until_signalled
+from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.metrics import SPARK_SESSION_MISSING, SPARK_SESSIONS_LOST_TOTAL
+from penstock.metrics import SPARK_SESSION_MISSING, SPARK_SESSION_STARTING, SPARK_SESSIONS_LOST_TOTAL
 from penstock.process import configure_logs
 from penstock.spark.errors import translate_spark_errors
 from penstock.spark.supervised import SupervisedSession
@@ -60,9 +62,19 @@ def start_job(session: SupervisedSession) -> threading.Thread:
 
 
 async def serve(session: SupervisedSession) -> None:
+    session.start()
+    await wait_for_start(1.0)
+    await wait_for_start(0.0)
+    say("started:", SPARK_SESSION_MISSING._value.get())
     await asyncio.to_thread(session.get)
     await asyncio.to_thread(lose_and_find, session)
     await asyncio.Event().wait()
+
+
+async def wait_for_start(starting: float) -> None:
+    """Return once Spark is said to be starting, or not; the test has the deadline."""
+    while SPARK_SESSION_STARTING._value.get() != starting:
+        await SYSTEM.sleep(0.01)
 
 
 def lose_and_find(session: SupervisedSession) -> None:
@@ -95,7 +107,7 @@ def lose_and_find(session: SupervisedSession) -> None:
 
 if __name__ == "__main__":
     configure_logs(style="text", level="INFO")
-    supervised = SupervisedSession(local_settings(), app_name="penstock-tests", answer_s=10)
+    supervised = SupervisedSession(local_settings(), app_name="penstock-tests", warm_up=warm_up, answer_s=10)
     try:
         run_until_signalled(serve(supervised), on_signal=supervised.interrupt)
     finally:

@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import encode_part
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork, FileWork
+from penstock.changefeeds.engines.engine import Chunk, DirectFile, EncodeWork, FileWork
+from penstock.changefeeds.engines.rounds import warm_up
 from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changes.limits import ReadLimit
 from penstock.errors import Unavailable
@@ -122,6 +123,25 @@ async def test_executors_make_the_chunks_and_files_of_one_process(
     for segment in {chunk.segment for chunk in (*first, *second)}:
         await engine.release(segment)
     assert persisted(spark) == before, "what is released takes no room"
+    await engine.close()
+
+
+async def test_a_file_made_of_slices_counts_its_rows_at_every_stage(
+    spark: SparkSession, world: ServedWorld, target: StorageRef
+) -> None:
+    warm_up(spark)
+    engine = SparkEngine(spark, target)
+    on_spark, local = RowCounts("spark"), RowCounts("local")
+    filtered = [replace(each, options=replace(SMALL, where="id < 30")) for each in halves(world)]
+    made = await engine.make_file(DirectFile(file_of("made"), tuple(filtered)))
+    assert made.failure is None
+    assert 0 < made.rows < CHANGES
+    assert on_spark.new == {"read": CHANGES, "encode": made.rows, "write": made.rows}
+    target.open().write(file_of("taken").data_path, b"of somebody else")
+    refused = await engine.make_file(DirectFile(file_of("taken"), tuple(filtered)))
+    assert refused.failure is not None
+    assert on_spark.new == {"read": CHANGES, "encode": made.rows, "write": made.rows}
+    assert local.new == {}
     await engine.close()
 
 

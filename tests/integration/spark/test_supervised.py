@@ -72,6 +72,10 @@ def service(tmp_path: Path) -> Iterator[Service]:
 def test_a_session_whose_java_or_context_ends_or_hangs_is_replaced_and_ctrl_c_ends_a_job(
     service: Service,
 ) -> None:
+    assert service.lines(1) == ["started: 0.0"]
+    log = service.log.read_text()
+    assert "Spark has started" in log
+    assert "not warmed up" not in log
     assert service.lines(2) == ["own session: True", ENDED]
     assert service.lines(2) == ["after the kill: 3 1.0 0.0", "after the stop: 3 2.0 0.0"]
     assert service.lines(1) == ["after the hang: 3 3.0 0.0"]

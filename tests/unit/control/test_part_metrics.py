@@ -4,12 +4,15 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from penstock import metrics
-from penstock.control.overview.model import FlowStage
+from penstock.control.overview.model import FlowStage, RowsByEngine
 from penstock.control.overview.part_metrics import (
     Growth,
     MetricSample,
     count_abandoned,
+    count_rows,
     parse_page,
+    parts_starting_spark,
+    parts_without_spark,
     spool_levels,
 )
 
@@ -70,6 +73,36 @@ def test_abandoned_consumers_of_all_parts_are_counted() -> None:
         "api": parse_page(""),
     }
     assert count_abandoned(pages) == 2
+
+
+def engine_page(**rows: int) -> str:
+    """A page of a part that has worked on rows; keys are stage and engine."""
+    registry = CollectorRegistry()
+    counter = Counter("penstock_rows_total", "Rows.", ["stage", "engine"], registry=registry)
+    for key, count in rows.items():
+        counter.labels(*key.split("_")).inc(count)
+    return generate_latest(registry).decode()
+
+
+def test_rows_are_summed_by_who_worked_on_them() -> None:
+    pages = {
+        "changefeeds": parse_page(engine_page(read_spark=7, encode_spark=6, write_spark=6, read_local=0)),
+        "jobs": parse_page(engine_page(read_spark=1, consume_local=4)),
+        "api": {},
+    }
+    assert count_rows(pages) == RowsByEngine(spark=20, local=4)
+    assert count_rows({"api": {}}) == RowsByEngine()
+    assert count_rows({}) is None
+
+
+def test_parts_tell_whether_spark_starts_or_is_lost() -> None:
+    gauge = "# TYPE penstock_spark_session_{0} gauge\npenstock_spark_session_{0} {1}\n"
+    pages = {
+        "a": parse_page(gauge.format("starting", 1.0) + gauge.format("missing", 0.0)),
+        "b": parse_page(gauge.format("starting", 0.0) + gauge.format("missing", 1.0)),
+    }
+    assert parts_starting_spark(pages) == {"a"}
+    assert parts_without_spark(pages) == {"b"}
 
 
 def test_the_names_are_those_of_the_metrics_that_are_declared() -> None:

@@ -8,6 +8,7 @@ from penstock.changefeeds.model import ChangefeedState, LeftOutTable, describe_l
 from penstock.control.overview.facts import CaptureFact, Facts
 from penstock.control.overview.gather import find_low_disks
 from penstock.control.overview.locks import HoldingLock
+from penstock.control.overview.model import RowsByEngine
 from penstock.control.overview.overview import build_overview
 from penstock.control.part_states import PartKind, PartState
 from penstock.eventstore.read.partition import Refusal
@@ -160,6 +161,17 @@ def test_what_follows_from_a_problem_is_not_told_beside_it() -> None:
     assert [each.what for each in build_overview(waiting).problems] == ["table_behind"]
 
 
+def test_a_part_that_starts_spark_says_so_and_is_well() -> None:
+    parts = (part(), part("changefeeds", PartKind.CHANGEFEEDS))
+    found = build_overview(facts(parts=parts, starting_spark=frozenset({"changefeeds"})))
+    assert [each.state for each in found.parts] == ["running", "starting Spark"]
+    assert (found.healthy, found.problems) == (True, [])
+    both = facts(
+        parts=parts, starting_spark=frozenset({"changefeeds"}), without_spark=frozenset({"changefeeds"})
+    )
+    assert [each.state for each in build_overview(both).parts] == ["running", "degraded"]
+
+
 @pytest.mark.parametrize("state", [PartState.STARTING, PartState.WAITING, PartState.STOPPED])
 def test_a_part_that_is_down_is_the_problem_and_not_what_it_would_do(state: PartState) -> None:
     down = tuple(part(kind.value, kind, state=state) for kind in PartKind)
@@ -203,6 +215,7 @@ def test_an_account_sees_its_own_and_of_parts_only_how_they_do() -> None:
         unknown={"schemas": f"bob {SECRET_ADDR}"},
         low_disks={"capture.data": 1},
         runner=f"bob-{SECRET_ADDR}",
+        engines=RowsByEngine(spark=4_242),
     )
     seen = build_overview(found, account="ada")
     assert [each.table for each in seen.tables] == ["shop.orders"]

@@ -51,6 +51,7 @@ _ALONE_PATIENCE_S = 60.0
 _TRIES_ALONE = 3
 _CANCEL_S = 1.0  # for a job to end by itself after its call was cancelled, and then between interrupts
 _SLOW_MAX = 10_000  # dispatchers that are remembered as slow
+_WARM_TASKS_MAX = 256
 _ANSWER = "answer binary"
 
 
@@ -237,7 +238,7 @@ def run_tasks(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]"
         for packed in batch.column(0):
             with hide_worker_traceback():
                 # Pickled by our own driver, for our own executors.
-                task: RoundTask = pickle.loads(packed.as_buffer())  # noqa: S301 - see above
+                task: RoundTask | WarmUpTask = pickle.loads(packed.as_buffer())  # noqa: S301 - see above
                 answer = pickle.dumps(task.run())
             yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary())], ["answer"])
 
@@ -252,6 +253,39 @@ class RoundJobs(Protocol):
 
     def interrupt(self, tag: str) -> None:
         """End a job early."""
+
+
+class WarmUpTask:
+    """What a task of a round needs before its first file, in the place of a RoundTask."""
+
+    def run(self) -> list[TaskResult]:
+        """Import what makes files."""
+        from penstock.changefeeds.engines import files  # noqa: F401 - in the worker: it loads the codecs
+
+        return []
+
+
+def warm_up(spark: "SparkSession") -> None:
+    """Run a round without files: its Python workers, Arrow and Spark's generated code are then there.
+
+    It has a task for each that runs at once, so that each has its worker.
+    """
+    tasks = min(default_parallelism(spark), _WARM_TASKS_MAX)
+    tag = f"penstock-{SYSTEM.unique_id()}"
+    with translate_spark_errors(), labelled_jobs(spark, "changefeeds: warm up", tag=tag):
+        _run_packed(spark, [pickle.dumps(WarmUpTask())] * tasks)
+
+
+def _run_packed(spark: "SparkSession", packed: Sequence[bytes]) -> list[TaskResult]:
+    """Run one job of pickled tasks; return the results of all."""
+    work = pa.table({"work": pa.array(packed, pa.binary())})
+    answers = spark.createDataFrame(work).mapInArrow(run_tasks, _ANSWER).toArrow()
+    # Pickled by our own executors.
+    return [
+        result
+        for answer in answers.column(0).to_pylist()
+        for result in pickle.loads(answer)  # noqa: S301 - see above
+    ]
 
 
 class SparkJobs:
@@ -279,15 +313,8 @@ class SparkJobs:
         first = round_.files[0]
         what = f"changefeeds: {number} files" if number > 1 else f"changefeeds: {first.direct.file.data_path}"
         account = first.account if round_.alone else ""
-        work = pa.table({"work": pa.array(rows, pa.binary())})
         with translate_spark_errors(), labelled_jobs(spark, what, tag=tag, account=account):
-            answers = spark.createDataFrame(work).mapInArrow(run_tasks, _ANSWER).toArrow()
-        # Pickled by our own executors.
-        return [
-            result
-            for answer in answers.column(0).to_pylist()
-            for result in pickle.loads(answer)  # noqa: S301 - see above
-        ]
+            return _run_packed(spark, rows)
 
     def interrupt(self, tag: str) -> None:
         """End a job on the cluster."""

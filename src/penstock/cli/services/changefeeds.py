@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock import tracing
 from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.engines.rounds import Rounds, SparkJobs
+from penstock.changefeeds.engines.rounds import Rounds, SparkJobs, warm_up
 from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.store import ChangefeedStore
@@ -28,9 +28,12 @@ def serve(settings: Settings, *, until_idle: bool = False) -> None:
 
     Changefeeds of the settings are created first when they do not exist. Prints one line of JSON once it is
     ready. With `until_idle` it also ends once every changefeed has finished, failed or is stopped.
+
+    Spark starts when the process gets its first changefeed, and runs a small job before any change needs it.
+    A process without changefeeds has no Java.
     """
     shared = for_executors(settings)
-    session = SupervisedSession(shared, app_name="penstock-changefeeds")
+    session = SupervisedSession(shared, app_name="penstock-changefeeds", warm_up=warm_up)
     if settings.engine == "spark":
         session.check()
     try:
@@ -63,6 +66,7 @@ async def _run(
 
         rounds = Rounds(SparkJobs(session.get))
 
-        runner = ChangefeedRunner(settings, feeds, open_engine, owner=owner)
+        start_spark = session.start if settings.engine == "spark" else None
+        runner = ChangefeedRunner(settings, feeds, open_engine, owner=owner, on_owned=start_spark)
         with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="changefeeds"):
             await runner.run(until_idle=until_idle)

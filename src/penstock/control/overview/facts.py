@@ -128,6 +128,7 @@ class Facts:
     """Who works on rows by the settings."""
     engines: RowsByEngine | None = None
     """Who did, as far as metrics could be read."""
+    starting_spark: frozenset[str] = frozenset()
     without_spark: frozenset[str] = frozenset()
     """Parts that need a Spark session and have none."""
     flush_interval_s: float = 60.0

@@ -25,6 +25,7 @@ from penstock.control.overview.part_metrics import (
     count_abandoned,
     count_rows,
     parse_page,
+    parts_starting_spark,
     parts_without_spark,
     read_pages,
     spool_levels,
@@ -113,6 +114,7 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
             facts,
             growth=growth,
             silent=_silent_parts(metrics),
+            starting_spark=parts_starting_spark(answered),
             without_spark=parts_without_spark(answered),
             engines=count_rows(answered),
         )
@@ -153,6 +155,7 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
         silent=_silent_parts(metrics),
         engine=settings.engine,
         engines=count_rows(_answered_pages(metrics)),
+        starting_spark=parts_starting_spark(_answered_pages(metrics)),
         without_spark=parts_without_spark(_answered_pages(metrics)),
         flush_interval_s=settings.capture.flush_interval_s,
         low_disks={} if parts is None else find_low_disks(settings),

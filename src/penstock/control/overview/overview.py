@@ -128,7 +128,7 @@ def _parts(facts: Facts) -> list[PartRow]:
     """Return the parts of `penstock up`, and other processes with a live lease."""
     known = facts.parts or ()
     addrs = {part.addr for part in known}
-    rows = [_part(part, without_spark=part.name in facts.without_spark) for part in known]
+    rows = [_part(part, facts) for part in known]
     rows += [
         PartRow(name=capture.id, kind=PartKind.CAPTURE, state=PartState.RUNNING, addr=capture.addr or None)
         for capture in facts.captures
@@ -147,11 +147,17 @@ def _owner_row(kind: PartKind, owner: str) -> PartRow:
     return PartRow(name=f"{kind.value} {owner}", kind=kind, state=PartState.RUNNING)
 
 
-def _part(part: PartStatus, *, without_spark: bool) -> PartRow:
+def _part(part: PartStatus, facts: Facts) -> PartRow:
+    without_spark = part.name in facts.without_spark
+    state = part.state
+    if without_spark:
+        state = PartState.DEGRADED
+    elif part.name in facts.starting_spark:
+        state = PartState.STARTING_SPARK
     return PartRow(
         name=part.name,
         kind=part.kind,
-        state=PartState.DEGRADED if without_spark else part.state,
+        state=state,
         pid=part.pid,
         restarts=part.restarts,
         since=format_ms(part.since_ms) if part.since_ms else None,

@@ -208,9 +208,7 @@ def _open_frame(
     return map_in_arrow(by_key, last, declared)
 
 
-def _count_traced(
-    frame: "DataFrame", sampling: tracing.Sampling
-) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Compute a frame; return its number of rows, and of those the rows of each traced transaction."""
     from penstock.eventstore.sides import COMMIT_TS
 

@@ -114,9 +114,13 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     return made
 
 
-async def run_until(kept: Kept, holds: Callable[[], bool]) -> None:
+async def run_until(
+    kept: Kept, holds: Callable[[], bool], on_owned: Callable[[], None] | None = None
+) -> None:
     running = asyncio.create_task(
-        ChangefeedRunner(Settings(), kept, lambda *_: None, owner="me", clock=Quick()).run()
+        ChangefeedRunner(
+            Settings(), kept, lambda *_: None, owner="me", on_owned=on_owned, clock=Quick()
+        ).run()
     )
     try:
         for _ in range(2000):
@@ -160,6 +164,17 @@ async def test_one_that_is_well_again_does_not_show_what_was(source: Source) -> 
     before = ChangefeedStatus(checkpoint_ts=1, ddl_ts=1, state=ChangefeedState.WARNING, error="what was")
     kept.all["a"] = ChangefeedRecord(info, before)
     await run_until(kept, lambda: kept.shown("a") == (ChangefeedState.NORMAL, ""))
+
+
+async def test_what_engines_share_starts_with_a_changefeed_of_ones_own(source: Source) -> None:
+    owned: list[int] = []
+    kept = Kept("of another")
+    kept.refuse["of another"] = Unavailable("another process runs it")
+    await run_until(kept, lambda: len(kept.acquired) > 5, lambda: owned.append(1))
+    assert owned == []
+    kept.all["ours"] = feed_of("ours")
+    source.problems["ours"] = Unavailable("nobody answers")  # so it is not open yet
+    await run_until(kept, lambda: bool(owned), lambda: owned.append(1))
 
 
 async def test_a_lease_is_as_long_as_the_changefeed_says(source: Source) -> None:

@@ -21,6 +21,7 @@ const TONES = {
   paused: "idle",
   // parts
   starting: "warn",
+  "starting Spark": "warn",
   waiting: "bad",
   degraded: "bad",
 };
