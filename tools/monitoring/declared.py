@@ -58,6 +58,7 @@ _PREFIXES = {
     "penstock_changes_": Family.CHANGES,
     "penstock_sink_": Family.SINK,
     "penstock_jobs_": Family.JOBS,
+    "penstock_rows_": Family.SPARK,
     "penstock_spark_": Family.SPARK,
     "penstock_api_": Family.API,
     "penstock_tracing_": Family.TRACING,

@@ -55,6 +55,9 @@ async def test_status_is_0_while_all_is_well_and_1_with_the_reason_when_it_is_no
         code, found = await said(world, run, "--config", config, "--json")
         assert (code, found.healthy, found.problems) == (0, True, [])
         assert [each.table for each in found.tables] == ["shop.orders"]
+        assert (found.engine, found.engines) == ("spark", None), "no part shows metrics here"
+        local = config_of(tmp_path, pd_addrs=list(world.settings.pd_addrs), engine="local")
+        assert (await said(world, run, "--config", local, "--json"))[1].engine == "local"
 
         await world.create("shop.items", COLUMNS)
         await world.readable("shop.items")
@@ -114,10 +117,11 @@ def test_without_anything_there_status_is_2_with_one_line(tmp_path: Path, run: R
 def test_when_the_store_of_up_is_gone_its_parts_are_still_shown(tmp_path: Path, run: Run) -> None:
     gone = PartStatus(name="store", kind=PartKind.STORE, state=PartState.WAITING, restarts=4, error="killed")
     UpStates(os.getpid(), (gone,)).write(tmp_path / "up")
-    config = config_of(tmp_path, pd_addrs=[free_addr()])
+    config = config_of(tmp_path, pd_addrs=[free_addr()], engine="local")
     code, out, err = run("status", "--config", config, "--json")
     assert (code, err) == (1, "")
     found = json.loads(out)
+    assert (found["engine"], found["engines"]) == ("local", None)
     assert [each["what"] for each in found["problems"]] == ["cluster_silent", "part_not_running"]
     assert [(each["name"], each["state"]) for each in found["parts"]] == [("store", "waiting")]
 

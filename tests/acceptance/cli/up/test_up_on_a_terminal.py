@@ -16,7 +16,6 @@ from penstock.control.part_states import UpStates
 
 DEADLINE_S = 90.0
 SETTINGS = {
-    "engine": "local",
     "store": {"pd_addr": "127.0.0.1:0"},
     "capture": {"flight_addr": "127.0.0.1:0"},
     "api": {"addr": "127.0.0.1:0"},
