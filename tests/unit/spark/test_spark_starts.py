@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -134,16 +133,15 @@ def test_spark_that_cannot_start_is_missing(session: SupervisedSession, spark: S
 def test_a_new_session_starts_whatever_becomes_of_the_first_job_of_the_old_one(
     session: SupervisedSession, spark: Spark, warm_up: WarmUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(supervised, "_ASK_S", 0.001)  # whoever watches notices that it has died
     monkeypatch.setattr(supervised, "_BACKOFF", supervised.BackoffPolicy(base_s=0.001, cap_s=0.001))
     spark.may_build.set()
     first = session.get()
     wait_until(lambda: warm_up.sessions == [first])
     spark.may_build.clear()
     spark.dead.add(id(first))
-    with ThreadPoolExecutor(1) as threads:
-        asking = threads.submit(session.get)
-        wait_until(lambda: shown() == (True, True))
-        warm_up.may_end.set()  # of the old one, too late
-        spark.may_build.set()
-        assert asking.result(DEADLINE_S) is not first
+    wait_until(lambda: shown() == (True, True))
+    warm_up.may_end.set()  # of the old one, too late
+    spark.may_build.set()
     wait_until(lambda: len(warm_up.sessions) == 2 and shown() == (False, False))
+    assert session.get() is warm_up.sessions[1]
