@@ -129,9 +129,10 @@ def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_s
     wait_for(lambda: world.copied() == {1, 2, 3})
     assert world.metric("penstock_spark_session_missing") == 0
     wait_for(lambda: world.metric("penstock_spark_session_starting") == 0)
+    # Three rows were read, encoded and written; they are counted just after the file has appeared.
+    wait_for(lambda: world.status()["engines"]["spark"] >= 9)
     status = world.status()
     assert status["engine"] == "spark"
-    assert status["engines"]["spark"] >= 9, "three rows were read, encoded and written"
     assert status["engines"]["local"] == 0
 
     os.kill(first, signal.SIGKILL)

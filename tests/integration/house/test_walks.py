@@ -52,7 +52,7 @@ from support.jobworld import JobWorld, job_world
 
 FEED_FILES_MAX = 16
 INDEX_FILES_MAX = 21
-PAYLOAD_BYTES = 2048
+PAYLOAD_BYTES = 8192  # rows have more, and what manifests say of objects has less
 _DEPTH = 2
 _ROWS = (pa.RecordBatch, pa.Table, pa.ChunkedArray, pa.Array)
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
