@@ -53,6 +53,36 @@ async def test_a_job_carries_a_table_from_its_first_rows_on(tmp_path: Path) -> N
         assert job.status.error_code == 0
 
 
+async def test_a_change_of_a_key_that_no_calendar_has_costs_no_other_row(tmp_path: Path) -> None:
+    """Such keys are all NULL for the consumer: the job gives it the whole table again."""
+    rows: list[tuple[object, int]] = []
+    kinds: list[DataType] = []
+
+    class Matching(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            kinds.append(data.data_type)
+            if data.data_type is DataType.SNAPSHOT:
+                rows.clear()
+            some = None
+            while some is None or not some.no_more_data:
+                some = data.next()
+                gone = {row["day"] for row in some.deletes.to_pylist()}
+                rows[:] = [row for row in rows if row[0] not in gone]
+                rows.extend((row["day"], row["v"]) for row in some.inserts.to_pylist())
+
+    async with job_world(tmp_path) as world:
+        await world.create("shop.days", [("day", "date primary key"), ("v", "int")])
+        days = ("0000-00-00", "2024-02-31", "2024-00-00", "2024-02-29")
+        ts = await world.insert("shop.days", *({"day": day, "v": v} for v, day in enumerate(days)))
+        await world.register("shop.days/copy", consumer="copy")
+        async with world.running(find=lambda _: Matching):
+            await world.caught_up("shop.days/copy", ts)
+            ts = await world.delete("shop.days", "2024-00-00")
+            await world.caught_up("shop.days/copy", ts)
+        assert sorted(v for _, v in rows) == [0, 1, 3]
+        assert kinds.count(DataType.SNAPSHOT) == 2
+
+
 async def test_a_table_that_is_gone_is_told_with_the_remedy(tmp_path: Path) -> None:
     async with job_world(tmp_path) as world:
         truncated = await world.create("shop.a", COLUMNS)
