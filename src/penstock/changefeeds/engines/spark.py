@@ -8,7 +8,8 @@ bytes. The driver sees descriptors only.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from penstock.spark.labels import interrupt_jobs, labelled_jobs
 from penstock.spark.tasks import begin_task, spread
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock.changefeeds.engines.encode import EncodedChunk
     from penstock.changefeeds.engines.engine import EncodeWork
@@ -89,6 +90,10 @@ _CHUNKS = pa.schema(
 )
 _ROWS_READ = -1
 """`which` of the row that has, as `rows`, how many rows a task has read, and no chunk."""
+_PLACES = pa.schema(
+    [("number", pa.int64()), ("place", pa.int64()), ("task", pa.int32()), ("work", pa.binary())]
+)
+_PAYLOAD_COLUMNS = ("place", "nbytes", "payload", "work")
 DESCRIPTORS = tuple(name for name in _CHUNKS.names if name != "payload")
 _RESULTS = pa.schema(
     [("number", pa.int32()), ("data_path", pa.string()), ("nbytes", pa.int64()), ("error", pa.string())]
@@ -111,12 +116,16 @@ def rows_read_batch(rows_read: int) -> pa.RecordBatch:
     return _one_row(_CHUNKS, [_ROWS_READ, 0, _ROWS_READ, *position, *position, rows_read, 0, b"", b""])
 
 
-def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
-    """Yield the place and the payload of each row of (place, nbytes, payload)."""
+def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes, bytes | None]]:
+    """Yield the place and the payload of each row of (place, nbytes, payload, work).
+
+    The first payload of a file comes with the file's pickled work, the others with None.
+    """
     for batch in batches:
-        places, sizes, packed = batch.columns
-        for place, nbytes, payload in zip(places.to_pylist(), sizes.to_pylist(), packed, strict=True):
-            yield place, pa.decompress(payload.as_buffer(), nbytes, codec=_CODEC, asbytes=True)
+        places, sizes, packed, works = batch.columns
+        rows = zip(places.to_pylist(), sizes.to_pylist(), packed, works.to_pylist(), strict=True)
+        for place, nbytes, payload, work in rows:
+            yield place, pa.decompress(payload.as_buffer(), nbytes, codec=_CODEC, asbytes=True), work
 
 
 def read_chunks(
@@ -190,9 +199,10 @@ class SparkEngine:
         self._rounds = rounds or Rounds(SparkJobs(lambda: spark))
         self._target = target
         self._account = account
-        self._threads = threads
         self.cores = default_parallelism(spark)
         self._tasks = _TASKS_PER_CORE * self.cores
+        self._write_rows = _writer(target, threads)
+        self._id = SYSTEM.unique_id()
         self._numbers = count(1)
         self._rows = RowCounter("spark")
         self._segments: dict[int, DataFrame] = {}
@@ -265,16 +275,11 @@ class SparkEngine:
         if not parts:
             return [[] for _ in work], 0
         tasks = spread(parts, self._tasks, weight=lambda part: part.rows)
-
-        def encode(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-            begin_task()
-            for batch in batches:
-                for task in batch.column(0).to_pylist():
-                    with hide_worker_traceback():
-                        yield from _encode_parts(task, tasks[task])
-
-        frame = self._spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(encode, CHUNK_COLUMNS)
-        frame = frame.persist(StorageLevel.MEMORY_AND_DISK)
+        # Spark keeps equal frames once: the name of the segment keeps that of another engine apart.
+        name = f"{self._id}/{segment}"
+        packed = [pickle.dumps((name, task, parts)) for task, parts in enumerate(tasks)]
+        frame = self._spark.createDataFrame(pa.table({"work": pa.array(packed, pa.binary())}))
+        frame = frame.mapInArrow(_encode_rows, CHUNK_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
         self._segments[segment] = frame
         try:
             chunks, rows_read = read_chunks(frame.select(*DESCRIPTORS).toArrow(), segment)
@@ -293,31 +298,30 @@ class SparkEngine:
             return []
         tasks = spread(range(len(files)), self._tasks, weight=lambda number: _nbytes(files[number]))
         task_of = {number: task for task, numbers in enumerate(tasks) for number in numbers}
-        places: dict[int, dict[int, int]] = {}
+        placed: dict[int, list[tuple[int, int, int, bytes | None]]] = {}
         for number, file in enumerate(files):
             for place, chunk in enumerate(file.chunks):
-                places.setdefault(chunk.segment, {})[chunk.number] = number << _PLACE_BITS | place
-        selected = [self._select_payloads(segment, of_segment) for segment, of_segment in places.items()]
-        payload_rows = reduce(lambda left, right: left.unionAll(right), selected)
-        file_number = F.shiftright("place", _PLACE_BITS)
-        task = _look_up(file_number, task_of).cast("int")
-        shipped = tuple(files)
-        target, threads = self._target, self._threads
+                work = pickle.dumps(file) if place == 0 else None
+                row = chunk.number, number << _PLACE_BITS | place, task_of[number], work
+                placed.setdefault(chunk.segment, []).append(row)
+        selected = [self._select_payloads(segment, rows) for segment, rows in placed.items()]
+        payloads = reduce(lambda left, right: left.unionAll(right), selected)
+        payloads = payloads.repartitionById(len(tasks), F.col("task")).sortWithinPartitions("place")
+        results = payloads.select(*_PAYLOAD_COLUMNS).mapInArrow(self._write_rows, RESULT_COLUMNS)
+        return read_results(results.toArrow(), files)
 
-        def write(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-            begin_task()
-            with hide_worker_traceback():
-                payloads = ((place >> _PLACE_BITS, payload) for place, payload in read_payloads(batches))
-                for number, result in write_in_order(payloads, shipped, target, threads=threads):
-                    yield result_batch(number, result)
+    def _select_payloads(
+        self, segment: int, placed: "Sequence[tuple[int, int, int, bytes | None]]"
+    ) -> "DataFrame":
+        """Return the payloads of some chunks of a segment, each with its place.
 
-        rows = payload_rows.repartitionById(len(tasks), task).sortWithinPartitions("place")
-        return read_results(rows.mapInArrow(write, RESULT_COLUMNS).toArrow(), files)
-
-    def _select_payloads(self, segment: int, places: dict[int, int]) -> "DataFrame":
-        """Return the payloads of some chunks of a segment, each with its place."""
-        frame = self._segments[segment].where(F.col("number").isin(list(places)))
-        return frame.select(_look_up(F.col("number"), places).alias("place"), "nbytes", "payload")
+        Chunks are named by rows of a small frame, so that the plan is the same for all.
+        """
+        columns = zip(*placed, strict=True)
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, _PLACES, strict=True)]
+        wanted = self._spark.createDataFrame(pa.Table.from_arrays(arrays, schema=_PLACES))
+        found = self._segments[segment].join(F.broadcast(wanted), "number")
+        return found.select(*_PAYLOAD_COLUMNS, "task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +332,17 @@ class EncodeTask:
     which: int  # the number of the slice in its job
     number: int  # of the slice's parts
     rows: int
+
+
+def _encode_rows(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """Encode the parts of slices that rows name; yield the chunks of each row."""
+    begin_task()
+    for batch in batches:
+        for packed in batch.column(0):
+            with hide_worker_traceback():
+                # Pickled by our own driver, for our own executors.
+                _, task, parts = pickle.loads(packed.as_buffer())  # noqa: S301 - see above
+                yield from _encode_parts(task, parts)
 
 
 def _encode_parts(task: int, parts: Iterable[EncodeTask]) -> "Iterator[pa.RecordBatch]":
@@ -348,19 +363,33 @@ def _nbytes(file: FileWork) -> int:
     return sum(chunk.nbytes for chunk in file.chunks)
 
 
-def _look_up(key: "Column", values_by_key: dict[int, int]) -> "Column":
-    """Return the value of a key in a map of constants.
+def _writer(
+    target: StorageRef, threads: int
+) -> "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+    """Return what writes the files of a task out of rows of (place, nbytes, payload, work)."""
 
-    The plan has the map as two arrays of literals, which Spark folds into one constant.
-    """
-    keys = ",".join(f"{constant}L" for constant in values_by_key)
-    values = ",".join(f"{value}L" for value in values_by_key.values())
-    return F.element_at(F.expr(f"map_from_arrays(array({keys}), array({values}))"), key)
+    def write(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        begin_task()
+        files: dict[int, FileWork] = {}
+
+        def payloads() -> Iterator[tuple[int, bytes]]:
+            for place, payload, work in read_payloads(batches):
+                number = place >> _PLACE_BITS
+                if work is not None:
+                    # Pickled by our own driver, for our own executors.
+                    files[number] = pickle.loads(work)  # noqa: S301 - see above
+                yield number, payload
+
+        with hide_worker_traceback():
+            for number, result in write_in_order(payloads(), files, target, threads=threads):
+                yield result_batch(number, result)
+
+    return write
 
 
 def write_in_order(
     payloads: Iterable[tuple[int, bytes]],
-    files: Sequence[FileWork],
+    files: Mapping[int, FileWork],
     target: StorageRef,
     *,
     threads: int,
@@ -368,8 +397,8 @@ def write_in_order(
 ) -> Iterator[tuple[int, WriteResult]]:
     """Write files as their payloads come; yield the number and the result of each file as it ends.
 
-    Each payload comes with the number of its file, and the payloads of a file come one after the other. Slow
-    requests overlap in bounded memory, but one file may be larger than the bound.
+    Each payload comes with the number of its file, and the payloads of a file come one after the other; the
+    file is known by then. Slow requests overlap in bounded memory, but one file may be larger than the bound.
     """
     running: dict[Future[WriteResult], tuple[int, int]] = {}  # the file's number and its bytes
     held = 0
