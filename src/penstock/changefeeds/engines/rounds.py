@@ -1,9 +1,10 @@
 """Makes the files of all changefeeds of a process in as few Spark jobs as possible: one job is a round.
 
 A round has one stage. Its work travels as rows of a small frame, so the plan is the same each time. A task
-reads, encodes and writes its files with a few threads. Two rules keep a file from waiting for another one:
-a large file has a job of its own, and so has the next file of a dispatcher whose last one was slow. A task
-leaves a file unfinished when nothing else of it has moved for a while; the file is then made again, alone.
+reads, encodes and writes its files with some threads. A file does not wait for others that are slower: each
+lane has rounds of its own, and a dispatcher's next file goes into the lane that its last one was fit for. A
+task leaves files unfinished when none of its files has ended for a while; they are made again in the next
+lane.
 
 `RoundQueue` decides what goes together, and is pure. `Rounds` starts the jobs and answers those who wait,
 `SparkJobs` runs them. `RoundTask` is what an executor does.
@@ -14,9 +15,10 @@ import logging
 import pickle
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -40,19 +42,50 @@ LARGE_BYTES = 16 * 1024 * 1024
 """A file of so many expected bytes has a job of its own: others would wait while it is encoded."""
 _ROUND_FILES = 512
 _ROUND_BYTES = 64 * 1024 * 1024
-_ROUNDS_AT_ONCE = 2
-_ALONE_AT_ONCE = 8
-_TASK_FILES = 8  # for which one task is enough, because their requests overlap
 _TASK_BYTES = 1024 * 1024
-_TASK_THREADS = 8
 _GATHER_S = 0.05  # for which the first file of a round waits for others
-_PATIENCE_S = 1.0
-_ALONE_PATIENCE_S = 60.0
-_TRIES_ALONE = 3
+_TRIES_MAX = 4
 _CANCEL_S = 1.0  # for a job to end by itself after its call was cancelled, and then between interrupts
 _SLOW_MAX = 10_000  # dispatchers that are remembered as slow
 _WARM_TASKS_MAX = 256
 _ANSWER = "answer binary"
+
+
+class Lane(IntEnum):
+    """Which rounds a file may be in, by how long it takes. Files that hang share a task, and so one core."""
+
+    FAST = 0
+    SLOW = 1
+    STUCK = 2
+    LARGE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRules:
+    """How the rounds of a lane are made.
+
+    A task has `threads`, which is also the number of files for which one task is enough: their requests
+    overlap. It waits for `patience_s` without the end of any file. Of `cores`, a job uses `share`.
+    """
+
+    patience_s: float
+    threads: int
+    jobs: int
+    share: float = 0.0
+    files: int = _ROUND_FILES
+
+    def tasks(self, cores: int) -> int:
+        """Return how many tasks a job has at most."""
+        return max(1, int(cores * self.share))
+
+
+_LANES = {
+    Lane.FAST: LaneRules(2.0, threads=8, jobs=2, share=1.0),
+    Lane.SLOW: LaneRules(10.0, threads=32, jobs=1, share=0.5),
+    Lane.STUCK: LaneRules(30.0, threads=32, jobs=1),
+    Lane.LARGE: LaneRules(60.0, threads=1, jobs=8, files=1),
+}
+_JOBS_MAX = sum(rules.jobs for rules in _LANES.values())
 
 
 @dataclass(eq=False, slots=True)
@@ -72,29 +105,32 @@ class Round:
     """Files that one job makes, divided among its tasks."""
 
     tasks: tuple[tuple[RoundFile, ...], ...]
-    alone: bool
+    lane: Lane
 
     @property
     def files(self) -> list[RoundFile]:
         """All its files."""
         return [file for task in self.tasks for file in task]
 
+    @property
+    def rules(self) -> LaneRules:
+        """Those of its lane."""
+        return _LANES[self.lane]
+
 
 class RoundQueue:
-    """Files that wait for a job, by account. Decides which of them the next job makes.
+    """Files that wait for a job, by lane and account. Decides which of them the next job makes.
 
-    Invariant: files of one dispatcher come out in the order in which they came in, one job at a time; the
-    sink gives the next one only when the last has ended.
+    The sink gives the next file of a dispatcher only when the last one has ended, so there is one at most.
     """
 
     def __init__(self) -> None:
-        self._small: OrderedDict[str, deque[RoundFile]] = OrderedDict()  # by account, in turns
-        self._alone: deque[RoundFile] = deque()
-        self._slow: OrderedDict[str, None] = OrderedDict()
-        self._running = {False: 0, True: 0}  # jobs, by whether they have one file alone
+        self._waiting: dict[Lane, OrderedDict[str, deque[RoundFile]]] = {lane: OrderedDict() for lane in Lane}
+        self._lanes: OrderedDict[str, Lane] = OrderedDict()  # of dispatchers that are not fast
+        self._running = dict.fromkeys(Lane, 0)  # jobs
 
     def __len__(self) -> int:
-        return len(self._alone) + sum(map(len, self._small.values()))
+        return sum(len(queue) for accounts in self._waiting.values() for queue in accounts.values())
 
     @property
     def idle(self) -> bool:
@@ -103,65 +139,59 @@ class RoundQueue:
 
     def add(self, file: RoundFile) -> None:
         """Queue a file."""
-        if file.tries or file.key in self._slow or file.direct.weight >= LARGE_BYTES:
-            self._alone.append(file)
-        else:
-            self._small.setdefault(file.account, deque()).append(file)
+        self._waiting[self._lane_of(file)].setdefault(file.account, deque()).append(file)
+
+    def _lane_of(self, file: RoundFile) -> Lane:
+        if file.direct.weight >= LARGE_BYTES:
+            return Lane.LARGE
+        return Lane(min(Lane.STUCK, max(file.tries, self._lanes.get(file.key, Lane.FAST))))
 
     def take(self, cores: int) -> Round | None:
         """Return the next job; None when nothing waits, or enough jobs run."""
-        self._drop_cancelled()
-        if self._alone and self._running[True] < _ALONE_AT_ONCE:
-            self._running[True] += 1
-            return Round(((self._alone.popleft(),),), alone=True)
-        if self._small and self._running[False] < _ROUNDS_AT_ONCE:
-            files = self._take_small()
-            nbytes = sum(file.direct.weight for file in files)
-            tasks = max(-(-len(files) // _TASK_FILES), nbytes // _TASK_BYTES)
-            self._running[False] += 1
-            return Round(spread(files, max(1, min(tasks, cores)), weight=_weight), alone=False)
+        for lane, rules in _LANES.items():
+            if self._running[lane] >= rules.jobs:
+                continue
+            files = self._take_files(self._waiting[lane], rules.files)
+            if files:
+                nbytes = sum(file.direct.weight for file in files)
+                tasks = max(-(-len(files) // rules.threads), nbytes // _TASK_BYTES)
+                self._running[lane] += 1
+                return Round(spread(files, min(tasks, rules.tasks(cores)), weight=_weight), lane)
         return None
 
-    def _take_small(self) -> list[RoundFile]:
+    def _take_files(self, accounts: OrderedDict[str, deque[RoundFile]], count_max: int) -> list[RoundFile]:
         """Take files in turns of the accounts, so that none of them fills a round alone while others wait."""
         files: list[RoundFile] = []
         nbytes = 0
-        while self._small and len(files) < _ROUND_FILES and nbytes < _ROUND_BYTES:
-            account, queue = self._small.popitem(last=False)
+        while accounts and len(files) < count_max and nbytes < _ROUND_BYTES:
+            account, queue = accounts.popitem(last=False)
             file = queue.popleft()
             if queue:
-                self._small[account] = queue
-            files.append(file)
-            nbytes += file.direct.weight
+                accounts[account] = queue
+            if not file.cancelled:
+                files.append(file)
+                nbytes += file.direct.weight
         return files
 
-    def _drop_cancelled(self) -> None:
-        while self._alone and self._alone[0].cancelled:
-            self._alone.popleft()
-        for account in list(self._small):
-            queue = self._small[account]
-            while queue and queue[0].cancelled:
-                queue.popleft()
-            if not queue:
-                del self._small[account]
-
-    def finish(self, round_: Round, unfinished: Iterable[RoundFile], slow: Iterable[RoundFile]) -> None:
-        """End a job. Its unfinished files are queued again; dispatchers of slow files get jobs of their own.
-
-        A dispatcher whose file alone in a job was fast shares a round the next time.
-        """
-        self._running[round_.alone] -= 1
-        slow_keys = {file.key for file in slow}
-        for file in round_.files:
-            if file.key in slow_keys:
-                self._slow[file.key] = None
-                self._slow.move_to_end(file.key)
-            else:
-                self._slow.pop(file.key, None)
-        while len(self._slow) > _SLOW_MAX:
-            self._slow.popitem(last=False)
+    def finish(
+        self, round_: Round, unfinished: Iterable[RoundFile], seconds: Mapping[RoundFile, float]
+    ) -> None:
+        """End a job whose files took so many seconds. Queue its unfinished files again."""
+        self._running[round_.lane] -= 1
+        for file in round_.files if round_.lane is not Lane.LARGE else ():
+            lane = _fit_lane(seconds.get(file, 0.0))
+            self._lanes.pop(file.key, None)
+            if lane is not Lane.FAST:
+                self._lanes[file.key] = lane
+        while len(self._lanes) > _SLOW_MAX:
+            self._lanes.popitem(last=False)
         for file in unfinished:
             self.add(file)
+
+
+def _fit_lane(seconds: float) -> Lane:
+    fit = (lane for lane in (Lane.FAST, Lane.SLOW) if seconds <= _LANES[lane].patience_s)
+    return next(fit, Lane.STUCK)
 
 
 def _weight(file: RoundFile) -> int:
@@ -186,7 +216,7 @@ class RoundTask:
 
     files: tuple[tuple[int, StorageRef, DirectFile], ...]
     patience_s: float
-    threads: int = _TASK_THREADS
+    threads: int
 
     def run(self) -> list[TaskResult]:
         """Make the files, several at a time; return when all have ended, or none has for `patience_s`.
@@ -303,16 +333,15 @@ class SparkJobs:
         """Run a job to its end; return a result for each file of the round."""
         spark = self._last = self._session()
         self.cores = default_parallelism(spark)
-        patience_s = _ALONE_PATIENCE_S if round_.alone else _PATIENCE_S
         number = 0
         rows: list[bytes] = []
         for files in round_.tasks:
             numbered = tuple((number + place, file.target, file.direct) for place, file in enumerate(files))
             number += len(files)
-            rows.append(pickle.dumps(RoundTask(numbered, patience_s)))
+            rows.append(pickle.dumps(RoundTask(numbered, round_.rules.patience_s, round_.rules.threads)))
         first = round_.files[0]
         what = f"changefeeds: {number} files" if number > 1 else f"changefeeds: {first.direct.file.data_path}"
-        account = first.account if round_.alone else ""
+        account = first.account if number == 1 else ""
         with translate_spark_errors(), labelled_jobs(spark, what, tag=tag, account=account):
             return _run_packed(spark, rows)
 
@@ -341,9 +370,7 @@ class Rounds:
         self._waiting: dict[RoundFile, asyncio.Future[DirectResult]] = {}
         self._running: dict[RoundFile, _RunningJob] = {}
         self._gathering: asyncio.TimerHandle | None = None
-        self._threads = ThreadPoolExecutor(
-            _ROUNDS_AT_ONCE + _ALONE_AT_ONCE, thread_name_prefix="penstock-round-job"
-        )
+        self._threads = ThreadPoolExecutor(_JOBS_MAX, thread_name_prefix="penstock-round-job")
 
     async def make_file(
         self, target: StorageRef, direct: DirectFile, *, changefeed: str, account: str
@@ -351,7 +378,7 @@ class Rounds:
         """Make a file on executors; return when it is on the remote, or why it is not.
 
         A cancelled call waits for the job that makes the file, if one does. After a moment it ends the job on
-        the cluster, unless other files are in it: those do not take long.
+        the cluster, unless somebody waits for another file of it.
         """
         file = RoundFile(f"{changefeed}/{direct.file.dispatcher_id}", account, target, direct)
         result: asyncio.Future[DirectResult] = asyncio.get_running_loop().create_future()
@@ -372,7 +399,7 @@ class Rounds:
     async def _wait_for_end(self, job: _RunningJob) -> None:
         await asyncio.wait([job.task], timeout=_CANCEL_S)
         while not job.task.done():
-            if job.round.alone:
+            if all(file.cancelled for file in job.round.files):
                 await call_in_thread(self._jobs.interrupt, job.tag)
             await asyncio.wait([job.task], timeout=_CANCEL_S)
 
@@ -400,7 +427,7 @@ class Rounds:
         try:
             ended = await loop.run_in_executor(self._threads, self._jobs.run, job.round, job.tag)
         except Exception as error:  # noqa: BLE001 - whoever waits for a file of this round gets it
-            self._queue.finish(job.round, (), ())
+            self._queue.finish(job.round, (), {})
             for file in files:
                 self._fail(file, error)
         else:
@@ -413,21 +440,19 @@ class Rounds:
     def _settle(self, round_: Round, ended: Sequence[TaskResult]) -> None:
         """Answer those whose files are done; queue again what the tasks have left."""
         files = round_.files
-        unfinished, slow = [], []
+        unfinished = []
         for task in ended:
             file = files[task.number]
-            if task.seconds > _PATIENCE_S and file.direct.weight < LARGE_BYTES:
-                slow.append(file)
             if task.result is not None:
                 self._answer(file, task.result)
                 continue
             file.tries += task.seconds > 0
-            if file.tries > _TRIES_ALONE:
+            if file.tries >= _TRIES_MAX:
                 path = file.direct.file.data_path
                 self._fail(file, Unavailable(f"{path} was not written in {file.tries} tries"))
             elif not file.cancelled:
                 unfinished.append(file)
-        self._queue.finish(round_, unfinished, slow)
+        self._queue.finish(round_, unfinished, {files[task.number]: task.seconds for task in ended})
 
     def _answer(self, file: RoundFile, result: DirectResult) -> None:
         waiting = self._waiting.get(file)

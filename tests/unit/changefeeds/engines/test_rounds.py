@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from penstock.changefeeds.engines import files
 from penstock.changefeeds.engines.engine import DirectFile, DirectResult, FileWork
 from penstock.changefeeds.engines.rounds import (
     LARGE_BYTES,
+    Lane,
     Round,
     RoundFile,
     RoundQueue,
@@ -65,26 +67,40 @@ def test_a_large_file_has_a_job_of_its_own() -> None:
     queue.add(waiting("small"))
     queue.add(waiting("large", LARGE_BYTES))
     first, second = queue.take(cores=2), queue.take(cores=2)
-    assert (names(first), names(second)) == (["large"], ["small"])
+    assert (names(first), names(second)) == (["small"], ["large"])
 
 
-def test_a_slow_dispatcher_is_alone_until_it_is_fast_again() -> None:
+@pytest.mark.parametrize(("seconds", "lane"), [(1.0, Lane.FAST), (5.0, Lane.SLOW), (20.0, Lane.STUCK)])
+def test_the_next_file_goes_into_the_lane_that_the_last_was_fit_for(seconds: float, lane: Lane) -> None:
     queue = RoundQueue()
-    queue.add(slow := waiting("slow"))
-    queue.add(waiting("fast"))
+    queue.add(first := waiting("a"))
     round_ = queue.take(cores=2)
     assert round_ is not None
-    queue.finish(round_, [], [slow])
-    queue.add(waiting("slow"))
+    assert round_.lane is Lane.FAST
+    queue.finish(round_, [], {first: seconds})
+    queue.add(second := waiting("a"))
+    round_ = queue.take(cores=2)
+    assert round_ is not None
+    assert round_.lane is lane
+    queue.finish(round_, [], {second: 0.1})
+    queue.add(waiting("a"))
+    round_ = queue.take(cores=2)
+    assert round_ is not None
+    assert round_.lane is Lane.FAST
+
+
+def test_slow_files_keep_no_fast_ones_waiting_and_leave_cores_to_them() -> None:
+    queue = RoundQueue()
+    slow = [waiting(f"slow{number}") for number in range(200)]
+    for file in slow:
+        file.tries = 2
+        queue.add(file)
     queue.add(waiting("fast"))
-    alone, shared = queue.take(cores=2), queue.take(cores=2)
-    assert (names(alone), names(shared)) == (["slow"], ["fast"])
-    assert alone is not None
-    assert alone.alone
-    queue.finish(alone, [], [])
-    queue.add(waiting("slow"))
-    queue.add(waiting("other"))
-    assert names(queue.take(cores=2)) == ["other", "slow"]
+    first, second = queue.take(cores=8), queue.take(cores=8)
+    assert names(first) == ["fast"]
+    assert second is not None
+    assert (second.lane, len(second.tasks), len(second.files)) == (Lane.STUCK, 1, 200)
+    assert queue.take(cores=8) is None
 
 
 def test_an_account_with_many_files_leaves_room_for_others() -> None:
@@ -105,10 +121,9 @@ def test_jobs_that_run_are_limited() -> None:
             running.append(round_)
     while (round_ := queue.take(cores=2)) is not None:
         running.append(round_)
-    assert sum(round_.alone for round_ in running) == 8
-    assert sum(not round_.alone for round_ in running) == 2
+    assert Counter(round_.lane for round_ in running) == {Lane.LARGE: 8, Lane.FAST: 2}
     for round_ in running:
-        queue.finish(round_, [], [])
+        queue.finish(round_, [], {})
     assert queue.take(cores=2) is not None
 
 
@@ -126,7 +141,7 @@ def test_every_file_ends_once_and_what_is_left_comes_again(sent, random) -> None
         round_ = queue.take(cores=3)
         if round_ is not None:
             assert len(round_.files) <= 512
-            assert len(round_.tasks) <= 3
+            assert len(round_.tasks) <= 3 or round_.lane is Lane.LARGE
             assert all(round_.tasks)
             running.append(round_)
             continue
@@ -134,10 +149,9 @@ def test_every_file_ends_once_and_what_is_left_comes_again(sent, random) -> None
             break
         round_ = running.pop(random.randrange(len(running)))
         left = [file for file in round_.files if random.random() < 0.3]
-        slow = [file for file in round_.files if random.random() < 0.3]
         for file in left:
             file.tries += 1
-        queue.finish(round_, left, slow)
+        queue.finish(round_, left, {file: random.choice([0.1, 5.0, 20.0]) for file in round_.files})
         ended += [file.key for file in round_.files if file not in left]
     assert sorted(ended) == sorted(f"{key}/{number}" for number, (key, _, _) in enumerate(sent))
     assert queue.idle
@@ -261,13 +275,13 @@ async def test_callers_share_a_round_and_each_has_its_own_result() -> None:
     assert len(jobs.rounds) == 1
 
 
-async def test_what_a_task_has_left_is_made_alone_and_given_up_after_some_tries() -> None:
+async def test_what_a_task_has_left_is_made_in_the_next_lane_and_given_up_after_some_tries() -> None:
     jobs = JobDouble(lambda file, number: TaskResult(number, None, 2.0))
     rounds = Rounds(jobs)
     result = await make(rounds, "hangs")
     rounds.close()
     assert isinstance(result.failure, Unavailable)
-    assert [round_.alone for round_ in jobs.rounds] == [False, True, True, True]
+    assert [round_.lane for round_ in jobs.rounds] == [Lane.FAST, Lane.SLOW, Lane.STUCK, Lane.STUCK]
 
 
 async def test_a_job_that_fails_fails_its_files_and_no_others() -> None:
@@ -282,17 +296,20 @@ async def test_a_job_that_fails_fails_its_files_and_no_others() -> None:
     assert (str(large.failure), small.rows) == ("the job failed", 1)
 
 
-async def test_a_cancelled_call_waits_for_its_job_and_interrupts_one_that_is_alone() -> None:
+async def test_a_cancelled_call_waits_for_its_job_and_interrupts_one_that_nobody_else_waits_for() -> None:
     jobs = JobDouble(done)
     jobs.hold.clear()
     rounds = Rounds(jobs)
-    call = asyncio.create_task(make(rounds, "large", LARGE_BYTES))
+    calls = [asyncio.create_task(make(rounds, name)) for name in "ab"]
     assert await asyncio.to_thread(jobs.began.wait, 30)
-    call.cancel()
-    await asyncio.wait([call], timeout=30)
+    calls[0].cancel()
+    await asyncio.wait(calls, timeout=1.5)
+    assert (jobs.interrupted, calls[0].done()) == ([], False)
+    calls[1].cancel()
+    await asyncio.wait(calls, timeout=30)
     rounds.close()
-    assert call.cancelled()
-    assert len(jobs.interrupted) == 1
+    assert [call.cancelled() for call in calls] == [True, True]
+    assert len(jobs.interrupted) >= 1
 
 
 async def test_a_cancelled_call_before_its_job_costs_no_job() -> None:
