@@ -264,3 +264,9 @@ def java_of(pid: int) -> int | None:
         child for child in _descendants([pid]) if "org.apache.spark.deploy.SparkSubmit" in _command(child)
     ]
     return found[0] if found else None
+
+
+def workers_of(java: int) -> list[int]:
+    """Return the Python workers of a Java in which Spark runs."""
+    daemons = [pid for pid in _descendants([java]) if "pyspark.daemon" in _command(pid)][:1]
+    return _descendants(daemons)[1:]

@@ -1,15 +1,18 @@
-"""A store, a capture and a changefeed as processes, files on an S3 server, and kill -9 of the changefeed.
+"""A store, a capture and a changefeed as processes, files on an S3 server, and kill -9 of them in turn: the
+changefeed, its Java, a Python worker of Spark's, the capture.
 
-Rows and schemas change all the time. Whenever the process is dead, a consumer that has followed the directory
-has exactly the rows that the source had at its checkpoint. PENSTOCK_SEED draws other moments and other rows.
+Rows and schemas change all the time. After every kill a consumer that has followed the directory has exactly
+the rows that the source had at its checkpoint, and the changefeed goes on, by itself unless it was killed.
+PENSTOCK_SEED draws other moments and other rows.
 """
 
 import os
 import random  # noqa: TID251 - seeded
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +33,17 @@ from support.capture import CaptureProcess
 from support.command import ServiceProcess, penstock
 from support.s3server import SECRET, S3Bucket
 from support.spark import SMALL
+from support.sparkcluster import java_of, workers_of
 from support.tablesat import TablesAt, tables_with_rows
 from support.warmstart import shared_start
 from support.warmstore import WarmStore
 
-pytestmark = pytest.mark.timeout(600)
-
 SEED = os.environ.get("PENSTOCK_SEED", "6")
-KILLS = length(1, 3)
+VICTIMS = ("changefeed", "worker", "capture", "java", "worker")
+KILLS = length(8, 1000)
 DEADLINE_S = 120.0
+
+pytestmark = pytest.mark.timeout(600 + KILLS * 30)
 LARGE = 400
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 
@@ -158,13 +163,17 @@ class Follower:
         self._storage = storage
         self._source = source
 
-    def check(self) -> int:
-        """Read what is new; everything must be as it was at the checkpoint, which is returned."""
+    def check(self, *, at_rest: bool = True) -> int:
+        """Read what is new; everything must be as it was at the checkpoint, which is returned.
+
+        While nothing is written, indexes and files must also be as they should.
+        """
         self._replica.catch_up()
         ts = self._replica.checkpoint_ts
         held = {name: rows.values() for name, rows in self._replica.tables.items()}
         assert tables_with_rows(held) == self._source.tables.rows(ts)
-        self._replica.check()
+        if at_rest:
+            self._replica.check()
         return ts
 
 
@@ -224,7 +233,20 @@ def checkpoint(storage: ObjectStorage) -> int:
     return 0 if data is None else decode_checkpoint(data)
 
 
-def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_killed(
+def kill(victim: str, sink: ServiceProcess, capture: CaptureProcess) -> None:
+    """Kill what the changefeed needs; a capture is started again, and Spark's processes come back."""
+    if victim == "capture":
+        capture.kill()
+        capture.start()
+        return
+    until(lambda: java_of(sink.pid) is not None, "there is no Spark")
+    java = java_of(sink.pid)
+    assert java is not None
+    until(lambda: victim == "java" or bool(workers_of(java)), "Spark has no workers")
+    os.kill(java if victim == "java" else workers_of(java)[-1], signal.SIGKILL)
+
+
+def test_a_consumer_has_the_rows_of_the_checkpoint_whatever_is_killed(
     tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:
     drawn = random.Random(SEED)
@@ -247,20 +269,24 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_ki
         source = Source(client)
         follower = Follower(storage, source)
         with (
-            CaptureProcess(tmp_path, settings(tmp_path, store.pd_addr, s3_bucket)),
+            CaptureProcess(tmp_path, settings(tmp_path, store.pd_addr, s3_bucket)) as capture,
             after(lambda: objects(tmp_path, source.tables.table("large").info.id)),
             ServiceProcess(tmp_path / "log", "changefeed", "run", "--config", str(config), warm=warm) as sink,
             source.changing(),
         ):
             assert sink.ready == {"changefeeds": ["all"]}
             disturb(source)  # in the middle of the snapshot
-            for _ in range(KILLS):
-                sink.kill()
-                reached = checkpoint(storage)
-                if reached:
-                    assert follower.check() == reached
-                sink.start()
-                until(lambda: checkpoint(storage) > reached, "it does not go on")  # noqa: B023 - awaited at once
+            for victim, _ in zip(cycle(VICTIMS), range(KILLS), strict=False):
+                if victim == "changefeed":
+                    sink.kill()
+                    reached = checkpoint(storage)
+                    if reached:
+                        assert follower.check() == reached
+                    sink.start()
+                else:
+                    kill(victim, sink, capture)
+                    reached = follower.check(at_rest=False)
+                until(lambda: checkpoint(storage) > reached, f"it does not go on after {victim}")  # noqa: B023 - awaited at once
                 disturb(source)
             assert changefeed("pause", "all")["state"] == "stopped"
             (paused,) = changefeed("list")
@@ -268,7 +294,7 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whenever_the_changefeed_is_ki
             now_ts = client.timestamp()
             assert changefeed("resume", "all")["state"] == "normal"
             until(lambda: checkpoint(storage) >= now_ts, "it does not catch up")
-            assert follower.check() >= now_ts > paused["checkpoint_ts"] >= reached
+            assert follower.check(at_rest=False) >= now_ts > paused["checkpoint_ts"] >= reached
             assert sink.terminate() == 0, sink.log
             stopped = changefeed("query", "all")
             assert (stopped["state"], stopped["error"]) == ("normal", "")
