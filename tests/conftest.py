@@ -40,7 +40,6 @@ pytest_plugins = ("support.s3server",)
 
 LONGEST = (
     "integration/spark/test_cluster_reads.py",
-    "thirdparty/test_go_client.py",
     "integration/changefeeds/endtoend/test_killed_at_any_moment.py",
     "integration/jobs/test_killed_runners.py",
     "acceptance/test_first_minutes.py",

@@ -15,7 +15,7 @@ _LOADED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*\shref=\"?(?:https?:)?//"
 )
 _PROOF = re.compile(
-    r"`((?:unit|scenarios|properties|security|simulation|integration|acceptance|thirdparty)/[\w./-]+)`"
+    r"`((?:unit|scenarios|properties|security|simulation|integration|acceptance|judges)/[\w./-]+)`"
 )
 _TEST = re.compile(r"`(test_\w+)`")
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.warmstore import WarmStore
 
-SOURCE = Path(__file__).parent / "go"
+SOURCE = Path(__file__).parent / "go-client"
 QUICKLY = ["-gcflags=all=-N -l -dwarf=false", "-ldflags=-s -w"]
 """The client and all of Go's library are compiled for one short run: optimizing them takes longer than it."""
 CHECKS = [

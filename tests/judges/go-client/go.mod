@@ -1,4 +1,4 @@
-module penstock/thirdparty
+module penstock/goclient
 
 go 1.21
 
