@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
+from penstock.eventstore.capture.flight_server import FlightServer
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.follow.catalog import QuietTable
@@ -27,30 +28,21 @@ READS = ("read", "exists", "size", "open", "read_range", "names", "find", "folde
 TRIGGERS = 5
 
 
-class CountingService(FlightService):
-    """Notes every call."""
+def count_calls(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
+    """Note every call of every Flight service."""
+    serve = FlightServer.serve
 
-    def __init__(self, world: ServedDatabase, calls: Counter[str]) -> None:
-        super().__init__("127.0.0.1:0", world.store, world.reader)
-        self._calls = calls
+    def counted(server: FlightServer, *call: Any) -> Iterator[bytes]:
+        calls["flight"] += 1
+        return serve(server, *call)
 
-    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        self._calls["flight"] += 1
-        return super().do_action(context, action)
-
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        self._calls["flight"] += 1
-        return super().do_get(context, ticket)
-
-    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        self._calls["flight"] += 1
-        return super().get_flight_info(context, descriptor)
+    monkeypatch.setattr(FlightServer, "serve", counted)
 
 
 class Idle:
     """Two tables, and a capture whose calls are counted with those of storage."""
 
-    def __init__(self, world: ServedDatabase, service: CountingService, calls: Counter[str]) -> None:
+    def __init__(self, world: ServedDatabase, service: FlightService, calls: Counter[str]) -> None:
         self.world = world
         self.calls = calls
         self.given = {"storage": world.storage.url, "flightAddr": service.addr}
@@ -78,6 +70,7 @@ class Idle:
 def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idle]:
     monkeypatch.setattr("penstock.spark.stream._POLL_S", 0.0)
     calls: Counter[str] = Counter()
+    count_calls(monkeypatch, calls)
 
     def counted(kind: type, name: str) -> Callable[..., Any]:
         inner = getattr(kind, name)
@@ -98,7 +91,7 @@ def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idle]:
             for name in READS:
                 if name in vars(kind):
                     monkeypatch.setattr(kind, name, counted(kind, name))
-        service = CountingService(world, calls)
+        service = FlightService("127.0.0.1:0", world.store, world.reader)
         try:
             yield Idle(world, service, calls)
         finally:
