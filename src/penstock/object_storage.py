@@ -546,6 +546,6 @@ class StorageRef:
             _open_storages[key] = storage
             if len(_open_storages) > _OPEN_STORAGES_MAX:  # memory:// stays: its objects are nowhere else
                 others = [other for other in _open_storages if not other[0].startswith("memory:")]
-                for oldest in others[:1]:
+                for oldest in others[:-_OPEN_STORAGES_MAX]:
                     del _open_storages[oldest]  # those who use it go on with it
             return storage

@@ -72,7 +72,7 @@ def test_jars_are_fetched_once_and_then_found_without_the_repository(
     assert machine.check_connectors(wanted, fix=True).verdict is CheckResult.OK
 
     folder = folder_of(wanted)
-    assert [record.message for record in caplog.records] == ["fetching jars of Spark's connectors, once"]
+    assert caplog.messages == ["fetching jars of Spark's connectors, once"]
     assert sorted(path.name for path in folder.iterdir()) == [".lock", LAKE.file_name, HELPER.file_name]
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

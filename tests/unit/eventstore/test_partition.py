@@ -118,6 +118,14 @@ def test_buckets_of_one_name_on_two_servers_are_two_storages() -> None:
     assert refs[0].open() is StorageRef("s3://bucket", dict(refs[0].options)).open()
 
 
+def test_many_storages_in_memory_do_not_push_out_the_others() -> None:
+    kept = [StorageRef(f"memory:///many/{number}") for number in range(300)]
+    opened = [ref.open() for ref in kept]
+    bucket = StorageRef("s3://bucket", {"region": "beside-many"})
+    assert bucket.open() is bucket.open()
+    assert [ref.open() for ref in kept] == opened
+
+
 def test_storage_is_opened_once_in_a_process() -> None:
     first, second = StorageRef("memory:///"), StorageRef("memory:///", {})
     first.open().write("x", b"1")
