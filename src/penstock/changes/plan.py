@@ -248,11 +248,13 @@ def plan_changes(
     to_ts: int,
     *,
     partition_rows: int = PARTITION_ROWS,
+    partition_bytes: int | None = None,
     divide_commits: bool = True,
     **options: Unpack[ChangeOptionsArgs],
 ) -> list[ChangesPartition]:
     """Divide the changes that `collect_changes` gives into parts of about `partition_rows` rows, by time.
 
+    Parts have fewer rows when these would take more than about `partition_bytes` in objects.
     Only a single commit-ts that has more rows is divided by handles, if `divide_commits` allows it. Changes
     that are not flushed yet have parts of their own. Raises as `collect_changes` does.
     """
@@ -260,9 +262,27 @@ def plan_changes(
         raise Invalid(f"partition_rows is {partition_rows}; a partition needs at least one row")
     chosen = ChangeOptions(**options)
     table, states, _ = fix_range(table, from_ts, to_ts)
+    if partition_bytes is not None:
+        partition_rows = min(partition_rows, _rows_within(states, from_ts, to_ts, partition_bytes))
     if not from_ts:
         return _plan_snapshot(table, states, to_ts, partition_rows, chosen)
     return _TailPlan(table, states, from_ts, to_ts, partition_rows, chosen, divide_commits).parts()
+
+
+def _rows_within(states: Sequence[PartitionState], from_ts: int, to_ts: int, nbytes: int) -> int:
+    """Return how many rows of the range have about `nbytes` in objects."""
+    infos = [
+        info
+        for state in states
+        for side in SIDES
+        for info in (
+            state.change_objects(side, from_ts, min(to_ts, state.flushed_ts))
+            if from_ts
+            else state.visible_objects(side, min(to_ts, state.flushed_ts))
+        )
+    ]
+    stored = sum(info.size_bytes for info in infos)
+    return max(1, nbytes * sum(info.rows for info in infos) // stored) if stored else PARTITION_ROWS
 
 
 def _plan_snapshot(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.spark.change_rows import ChangeRows, DeclaredSchema
     from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
+    from penstock.spark.tasks import Parallelism
 
 __all__ = [
     "ChangeFeedInput",
@@ -82,7 +83,7 @@ class ChangeFeedReader(DataSourceReader):
     filter: "ReadFilter | None" = None
 
     def __init__(
-        self, options: "SourceOptions", wanted: _Range, schema: "StructType", *, parallelism: int
+        self, options: "SourceOptions", wanted: _Range, schema: "StructType", *, parallelism: "Parallelism"
     ) -> None:
         self.options = options
         self._range = wanted
@@ -113,7 +114,7 @@ class ChangeFeedReader(DataSourceReader):
                 wanted.rows,
                 handles=bounds,
                 part_bytes=options.partition_bytes,
-                parallelism=self.parallelism,
+                parallelism=self.parallelism.ask(),
                 wanted=self.filter,
             )
 

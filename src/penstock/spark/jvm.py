@@ -39,7 +39,6 @@ __all__ = [
     "JAVA_MIN",
     "JavaProcess",
     "Master",
-    "default_parallelism",
     "find_context",
     "find_java",
     "parse_master",
@@ -287,15 +286,6 @@ def find_context(spark: "SparkSession") -> "SparkContext | None":
         return spark.sparkContext
     except AttributeError:
         return None
-
-
-def default_parallelism(spark: "SparkSession") -> int:
-    """Return how many tasks of a session run at once, as far as it says so."""
-    context = find_context(spark)
-    if context is not None:
-        return context.defaultParallelism
-    given = spark.conf.get("spark.default.parallelism", None)
-    return int(given) if given else os.cpu_count() or 1
 
 
 JAVA_MIN = 17

@@ -43,7 +43,7 @@ from penstock.spark.change_rows import (
 from penstock.spark.errors import hide_worker_traceback
 from penstock.spark.stream import ADMISSION, IDLE_MS, MicroBatchReader, Offset
 from penstock.spark.tables import name_stale_reads, require_storage
-from penstock.spark.tasks import begin_task, spread
+from penstock.spark.tasks import Parallelism, begin_task, spread
 from penstock.tables.arrow import shown_name
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _read_pieces(partition: InputPartition, schema: StructType) -> Iterator[pa.R
 class _Planner:
     """Finds cuts through many tables, and plans their parts. Lives in the process that plans."""
 
-    def __init__(self, options: "SourceOptions", parallelism: int) -> None:
+    def __init__(self, options: "SourceOptions", parallelism: Parallelism) -> None:
         from penstock.object_storage import StorageRef
 
         capture = options.settings.capture
@@ -305,13 +305,13 @@ class _Planner:
                 to_ts,
                 rows,
                 part_bytes=self._options.partition_bytes,
-                parallelism=self._parallelism,
+                parallelism=self._parallelism.ask(),
             )
         return (_RowsPiece(label, part, rows, came_ts) for part in parts)
 
     def _group(self, pieces: "Iterable[_RowsPiece | _EndPiece]") -> list[InputPartition]:
         """Return pieces in tasks of about the same size."""
-        groups = spread(pieces, _GROUPS_PER_TASK * self._parallelism, weight=lambda piece: piece.weight)
+        groups = spread(pieces, _GROUPS_PER_TASK * self._parallelism.ask(), weight=lambda piece: piece.weight)
         return [ManyTablesInput(group) for group in groups]
 
 
@@ -429,7 +429,7 @@ _STREAM_READER = ManyTablesStreamReader if ADMISSION is None else AdmittedManyTa
 class ManyTablesRead:
     """A read of the changes of many tables; implements TableRead and StreamRead. Can be pickled."""
 
-    def __init__(self, options: "SourceOptions", *, parallelism: int) -> None:
+    def __init__(self, options: "SourceOptions", *, parallelism: Parallelism) -> None:
         self._options = options
         self._parallelism = parallelism
 
@@ -456,7 +456,7 @@ class ManyTablesReader(DataSourceReader):
 
     filter: "ReadFilter | None" = None  # always: the option `where` is of one table
 
-    def __init__(self, options: "SourceOptions", schema: StructType, parallelism: int) -> None:
+    def __init__(self, options: "SourceOptions", schema: StructType, parallelism: Parallelism) -> None:
         self._options = options
         self._schema = schema
         self._parallelism = parallelism

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from penstock.errors import Invalid
 from penstock.spark.errors import hide_worker_traceback
 from penstock.spark.sql import table_functions
-from penstock.spark.tasks import begin_task
+from penstock.spark.tasks import Parallelism, begin_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ class PenstockDataSource(DataSource):
 
     settings: ClassVar["Settings | None"] = None
     defaults: ClassVar[dict[str, str]] = {}
-    parallelism: ClassVar[int] = os.cpu_count() or 1  # if the session does not say how many tasks run
+    parallelism: ClassVar[Parallelism] = Parallelism(os.cpu_count() or 1)  # when nobody registered it
     _read: "TableRead | None" = None
     _where: str | None = None
 
@@ -131,6 +131,7 @@ def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
     replaces them. Raises Invalid when a key of spark.penstock.* is unknown.
     """
     from penstock.spark.options import CONFIG_VARIABLE, check_defaults, for_reads
+    from penstock.spark.parallelism import keep_parallelism
 
     session_defaults = {
         key[len(_PREFIX) :]: value for key, value in spark.conf.getAll.items() if key.startswith(_PREFIX)
@@ -141,8 +142,7 @@ def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
         # Workers may run in another folder and without the variable.
         session_defaults["config"] = str(Path(path).absolute())
     session_settings = None if settings is None else for_reads(settings)
-    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
-    at_once = PenstockDataSource.parallelism if context is None else context.defaultParallelism
+    at_once = keep_parallelism(spark)
 
     class Configured(PenstockDataSource):  # a local class is pickled as a whole, with its attributes
         settings = session_settings

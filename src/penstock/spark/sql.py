@@ -136,10 +136,11 @@ def _plan(settings: "Settings | None", defaults: dict[str, str], options: dict[s
     from penstock.spark.change_feed import ChangeFeedRead
     from penstock.spark.options import parse_options
     from penstock.spark.table_read import SnapshotRead
+    from penstock.spark.tasks import Parallelism
 
     parsed = parse_options(options, defaults=defaults, settings=settings)
     kind = ChangeFeedRead if parsed.read_change_feed else SnapshotRead
-    read: TableRead = kind(parsed, parallelism=1)  # one task reads all parts
+    read: TableRead = kind(parsed, parallelism=Parallelism(1))  # one task reads all parts
     schema = read.schema()
     reader = read.reader(schema)
     return PlannedRead(schema=schema, reader=reader, parts=list(reader.partitions()))

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from penstock.clock import SYSTEM, physical_ms
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.spark.errors import hide_worker_traceback
-from penstock.spark.tasks import begin_task
+from penstock.spark.tasks import Parallelism, begin_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,7 +101,7 @@ class Offset:
 class MicroBatchReader(DataSourceStreamReader, ABC):
     """Plans micro-batches in one process for as long as the query runs; executors read them."""
 
-    def __init__(self, options: "SourceOptions", schema: "StructType", *, parallelism: int) -> None:
+    def __init__(self, options: "SourceOptions", schema: "StructType", *, parallelism: Parallelism) -> None:
         self._options = options
         self._schema = schema
         self._parallelism = parallelism
@@ -205,7 +205,7 @@ class ChangeStreamReader(MicroBatchReader):
         schema: "StructType",
         declared: "DeclaredSchema | None",
         *,
-        parallelism: int,
+        parallelism: Parallelism,
     ) -> None:
         super().__init__(options, schema, parallelism=parallelism)
         self._declared = declared
@@ -330,7 +330,7 @@ class ChangeStreamReader(MicroBatchReader):
             rows,
             handles=(max(low, begin.handle), min(ends, default=b"")),
             part_bytes=self._options.partition_bytes,
-            parallelism=self._parallelism,
+            parallelism=self._parallelism.ask(),
         )
         return [StreamInput(part, rows) for part in parts]
 

@@ -22,13 +22,13 @@ from penstock.spark.errors import first_line
 from penstock.spark.jvm import (
     CONNECT,
     JavaProcess,
-    default_parallelism,
     parse_master,
     require_java,
     require_master,
     shown_master,
 )
 from penstock.spark.labels import enter_pool
+from penstock.spark.parallelism import default_parallelism
 from penstock.spark.session import build_session, end_session, has_session
 
 if TYPE_CHECKING:

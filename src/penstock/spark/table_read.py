@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.eventstore.read.snapshot import SnapshotPartition
     from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
+    from penstock.spark.tasks import Parallelism
     from penstock.tables.kv_scan import KvScan, KvScanPartition
     from penstock.tables.schema import TableInfo
 
@@ -62,7 +63,12 @@ class SnapshotReader(DataSourceReader):
     filter: "ReadFilter | None" = None
 
     def __init__(
-        self, options: "SourceOptions", snapshot: _Snapshot, schema: "StructType", *, parallelism: int
+        self,
+        options: "SourceOptions",
+        snapshot: _Snapshot,
+        schema: "StructType",
+        *,
+        parallelism: "Parallelism",
     ) -> None:
         self.options = options
         self._table = snapshot.table
@@ -118,7 +124,7 @@ class SnapshotReader(DataSourceReader):
             for state in states
             for info in state.visible_objects("data", min(ts, state.flushed_ts))
         )
-        share = max(_PART_BYTES_MIN, -(-whole // (_PARTS_PER_TASK * self.parallelism)))
+        share = max(_PART_BYTES_MIN, -(-whole // (_PARTS_PER_TASK * self.parallelism.ask())))
         return min(self.options.partition_bytes, share)
 
 

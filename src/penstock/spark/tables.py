@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.eventstore.read.flight_client import FlightReader
     from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
+    from penstock.spark.tasks import Parallelism
     from penstock.tables.schema import TableInfo
 
 __all__ = [
@@ -245,7 +246,7 @@ class VersionedRead(ABC, Generic[F, R]):
     `parallelism` is how many tasks Spark runs at once: a table that is large enough is read by as many.
     """
 
-    def __init__(self, options: "SourceOptions", *, parallelism: int) -> None:
+    def __init__(self, options: "SourceOptions", *, parallelism: "Parallelism") -> None:
         self.options = options
         self.parallelism = parallelism
         self._fixed: F | None = None

@@ -9,6 +9,9 @@ import heapq
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.clock import SYSTEM
@@ -20,7 +23,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Progress", "begin_task", "map_in_arrow", "run_on_executors", "spread"]
+__all__ = ["Parallelism", "Progress", "begin_task", "map_in_arrow", "run_on_executors", "spread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How many tasks run at once, for a process that cannot ask the session. Can be pickled."""
+
+    tasks: int
+    """The answer when the file is not there."""
+    path: str | None = None
+
+    def ask(self) -> int:
+        """Return the number as it is now."""
+        if self.path is not None:
+            with suppress(OSError, ValueError):  # the session has ended, or its driver is on another machine
+                return max(1, int(Path(self.path).read_text(encoding="ascii")))
+        return self.tasks
 
 
 T = TypeVar("T")

@@ -19,6 +19,7 @@ from penstock.object_storage import LocalStorage, ObjectStorage
 from penstock.spark.many_tables import ManyTablesRead
 from penstock.spark.options import parse_options
 from penstock.spark.stream import STREAM_READER, MicroBatchReader
+from penstock.spark.tasks import Parallelism
 from penstock.testing.clock import ManualClock
 from support.itemtables import item
 from support.servedworld import ServedDatabase
@@ -50,10 +51,10 @@ class Idle:
 
     def one_table(self) -> MicroBatchReader:
         options = parse_options({**self.given, "table": "shop.items", "readChangeFeed": "true"})
-        return STREAM_READER(options, StructType(), None, parallelism=1)
+        return STREAM_READER(options, StructType(), None, parallelism=Parallelism(1))
 
     def many_tables(self) -> MicroBatchReader:
-        read = ManyTablesRead(parse_options({**self.given, "tables": "shop.*"}), parallelism=1)
+        read = ManyTablesRead(parse_options({**self.given, "tables": "shop.*"}), parallelism=Parallelism(1))
         return read.stream_reader(read.schema())
 
     def ask(self, reader: MicroBatchReader) -> bool:

@@ -14,6 +14,7 @@ from penstock.eventstore.history_holds import HistoryHolds
 from penstock.spark.errors import translate_spark_errors
 from penstock.spark.options import parse_options
 from penstock.spark.stream import STREAM_READER
+from penstock.spark.tasks import Parallelism
 from penstock.tables.alter import add_column
 from support.feedworld import FeedWorld, WorldTable
 from support.itemtables import item, item_table
@@ -414,7 +415,7 @@ def test_a_stream_whose_offset_names_other_physical_tables_ends_whatever_storage
     put(ddl_world, 5)
     ddl_world.resolve_all()
     options = parse_options(ddl_world.options(readChangeFeed="true"), defaults={}, settings=None)
-    reader = STREAM_READER(options, StructType(), None, parallelism=1)
+    reader = STREAM_READER(options, StructType(), None, parallelism=Parallelism(1))
     mine = list(ddl_world.tables["shop.items"].info.physical_ids)
     assert latest_offset(reader, {"ts": since_ts, "ids": mine})["ids"] == mine
     with pytest.raises(StaleRead, match="start the query with a new checkpoint"):

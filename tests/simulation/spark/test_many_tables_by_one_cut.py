@@ -17,6 +17,7 @@ from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.spark.many_tables import ManyTablesRead
 from penstock.spark.options import parse_options
+from penstock.spark.tasks import Parallelism
 from support.feedworkload import FeedWorkload
 from support.feedworld import FeedWorld
 from support.itemtables import item
@@ -34,7 +35,7 @@ class Follower:
 
     def __init__(self, world: FeedWorld, addr: str, **more: str) -> None:
         options = {"tables": PATTERN, "storage": world.storage.url, "flightAddr": addr, **more}
-        self._read = ManyTablesRead(parse_options(options), parallelism=2)
+        self._read = ManyTablesRead(parse_options(options), parallelism=Parallelism(2))
         self.world = world
         self.offset: dict[str, Any] = {"ts": 0}
         self.last: tuple[dict[str, Any], list[Row]] | None = None

@@ -234,3 +234,17 @@ def test_a_plan_is_refused_as_a_handle_is(make: MakeWorld, monkeypatch: pytest.M
         plan_changes(world.view(), START, to_ts)
     with pytest.raises(StaleRead):  # history went after the plan was made
         part.collect()
+
+
+def test_parts_are_bounded_by_bytes_as_well_as_rows(make: MakeWorld) -> None:
+    world = make()
+    for number in range(60):
+        world.commit(item("integer", number, f"{number:03}" * 60))
+    world.flush()
+    for from_ts in (START, 0):
+        whole = plan_changes(world.view(), from_ts, world.ts, partition_rows=1000, partition_bytes=1 << 30)
+        parts = plan_changes(world.view(), from_ts, world.ts, partition_rows=1000, partition_bytes=1000)
+        few = plan_changes(world.view(), from_ts, world.ts, partition_rows=1000, partition_bytes=1)
+        assert len(whole) == 1
+        assert 1 < len(parts) <= len(few)
+        assert rows_of(read(world, parts)) == rows_of(read(world, whole))

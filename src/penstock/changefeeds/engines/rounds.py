@@ -29,8 +29,8 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.eventloop import call_in_thread
 from penstock.object_storage import StorageRef
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
-from penstock.spark.jvm import default_parallelism
 from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.parallelism import default_parallelism
 from penstock.spark.tasks import begin_task, spread
 
 if TYPE_CHECKING:

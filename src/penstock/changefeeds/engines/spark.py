@@ -41,8 +41,8 @@ from penstock.eventloop import call_in_thread
 from penstock.follow.slices import Phase, Position
 from penstock.object_storage import StorageRef
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
-from penstock.spark.jvm import default_parallelism
 from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.parallelism import default_parallelism
 from penstock.spark.tasks import begin_task, spread
 
 if TYPE_CHECKING:
@@ -200,7 +200,6 @@ class SparkEngine:
         self._target = target
         self._account = account
         self.cores = default_parallelism(spark)
-        self._tasks = _TASKS_PER_CORE * self.cores
         self._write_rows = _writer(target, threads)
         self._id = SYSTEM.unique_id()
         self._numbers = count(1)
@@ -274,7 +273,7 @@ class SparkEngine:
         ]
         if not parts:
             return [[] for _ in work], 0
-        tasks = spread(parts, self._tasks, weight=lambda part: part.rows)
+        tasks = spread(parts, self._tasks(), weight=lambda part: part.rows)
         # Spark keeps equal frames once: the name of the segment keeps that of another engine apart.
         name = f"{self._id}/{segment}"
         packed = [pickle.dumps((name, task, parts)) for task, parts in enumerate(tasks)]
@@ -296,7 +295,7 @@ class SparkEngine:
     def _write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         if not files:
             return []
-        tasks = spread(range(len(files)), self._tasks, weight=lambda number: _nbytes(files[number]))
+        tasks = spread(range(len(files)), self._tasks(), weight=lambda number: _nbytes(files[number]))
         task_of = {number: task for task, numbers in enumerate(tasks) for number in numbers}
         placed: dict[int, list[tuple[int, int, int, bytes | None]]] = {}
         for number, file in enumerate(files):
@@ -309,6 +308,10 @@ class SparkEngine:
         payloads = payloads.repartitionById(len(tasks), F.col("task")).sortWithinPartitions("place")
         results = payloads.select(*_PAYLOAD_COLUMNS).mapInArrow(self._write_rows, RESULT_COLUMNS)
         return read_results(results.toArrow(), files)
+
+    def _tasks(self) -> int:
+        """Return into how many tasks a job is divided: executors come and go."""
+        return _TASKS_PER_CORE * default_parallelism(self._spark)
 
     def _select_payloads(
         self, segment: int, placed: "Sequence[tuple[int, int, int, bytes | None]]"

@@ -75,6 +75,7 @@ class Frames(Protocol):
 
 _PART_ROWS_MIN = 64 * 1024
 _PART_ROWS_MAX = 1_000_000
+_PART_BYTES_MAX = 64 * 1024 * 1024  # of objects: rows of an iteration may be wide
 _PARTS_PER_TASK = 2  # parts for each task that runs at once, so that a long one delays the others less
 
 
@@ -154,7 +155,7 @@ def _plan_parts(
     from penstock.changes.collect import open_range, schema_parts
     from penstock.follow.scans import change_options
     from penstock.jobs.schema_changes import check_keys
-    from penstock.spark.jvm import default_parallelism
+    from penstock.spark.parallelism import default_parallelism
 
     if not scan.snapshot:
         states = open_range(scan.view, scan.from_ts, scan.to_ts)
@@ -167,6 +168,7 @@ def _plan_parts(
         scan.from_ts,
         scan.to_ts,
         partition_rows=min(_PART_ROWS_MAX, max(_PART_ROWS_MIN, part_rows)),
+        partition_bytes=_PART_BYTES_MAX,
         **change_options(scan.view, scan, columns),
     )
     return _Plan(tuple(parts), distinct=scan.snapshot)

@@ -1,0 +1,113 @@
+"""How many tasks run at once: asked for each job, because executors come and go.
+
+Code in the driver asks the session. Reads are planned in processes that Spark starts beside the driver, which
+cannot ask it: there a thread of the driver asks, and keeps the answer in a file that those processes read.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.spark.jvm import find_context, parse_master
+from penstock.spark.tasks import Parallelism
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+__all__ = ["default_parallelism", "keep_parallelism", "reachable_tasks"]
+
+_GIVEN = "spark.default.parallelism"
+_REACHABLE_MAX = 1024
+_ASK_S = 2.0
+"""Seconds between the questions of the thread; Spark itself waits one second before it asks for executors."""
+
+
+class _Conf(Protocol):
+    def __call__(self, key: str, default: str, /) -> str | None: ...
+
+
+def reachable_tasks(conf: _Conf) -> int:
+    """Return how many tasks dynamic allocation can grow to; 0 when it is off, or has no limit.
+
+    It grows with the tasks that wait: a job that is divided for the executors of now would never get more.
+    """
+    if conf("spark.dynamicAllocation.enabled", "false") != "true" or conf(_GIVEN, ""):
+        return 0
+    executors = int(conf("spark.dynamicAllocation.maxExecutors", "0") or 0)
+    cores = int(conf("spark.executor.cores", "1") or 1)
+    return min(_REACHABLE_MAX, executors * max(1, cores // int(conf("spark.task.cpus", "1") or 1)))
+
+
+def default_parallelism(spark: "SparkSession") -> int:
+    """Return how many tasks of a session run at once, now or when dynamic allocation has grown.
+
+    A session of Spark Connect says only what its configuration does. Ask again before each job.
+    """
+    context = find_context(spark)
+    if context is not None:
+        return max(context.defaultParallelism, reachable_tasks(spark.conf.get))
+    given = spark.conf.get(_GIVEN, None)
+    return int(given) if given else os.cpu_count() or 1
+
+
+_kept: "weakref.WeakKeyDictionary[SparkContext, Parallelism]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def keep_parallelism(spark: "SparkSession") -> Parallelism:
+    """Return what a session's reads are planned with; follows the executors of a cluster until it ends.
+
+    The tasks of a local master, and what is known of a session of Spark Connect, do not change.
+    """
+    context = find_context(spark)
+    tasks = default_parallelism(spark)
+    if context is None or _is_local(context):
+        return Parallelism(tasks)
+    with _lock:
+        known = _kept.get(context)
+        if known is None:
+            folder = TemporaryDirectory(prefix="penstock-parallelism-", ignore_cleanup_errors=True)
+            path = Path(folder.name, "tasks")
+            _write(path, tasks)
+            following = threading.Thread(
+                target=_follow,
+                args=(lambda: default_parallelism(spark), path, folder),
+                name="penstock-parallelism",
+                daemon=True,
+            )
+            known = _kept[context] = Parallelism(tasks, str(path))
+            following.start()
+        return known
+
+
+def _is_local(context: "SparkContext") -> bool:
+    master = context.master or ""
+    return master.startswith("local") and parse_master(master).in_process
+
+
+def _follow(ask: Callable[[], int], path: Path, folder: "TemporaryDirectory[str]") -> None:
+    """Write the number down whenever it changes; end with the session."""
+    written = 0
+    never = threading.Event()
+    with folder:
+        while True:
+            try:
+                tasks = ask()
+            except Exception:  # noqa: BLE001 - the session has ended, in whatever way
+                return
+            if tasks != written:
+                _write(path, tasks)
+                written = tasks
+            never.wait(_ASK_S)
+
+
+def _write(path: Path, tasks: int) -> None:
+    """Replace the file, so that nobody reads half of it."""
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(str(tasks), encoding="ascii")
+    unfinished.replace(path)
