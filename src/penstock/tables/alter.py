@@ -99,7 +99,7 @@ def widen_column(table: TableInfo, name: str, definition: str) -> TableInfo | No
 def rename_column(table: TableInfo, name: str, new_name: str) -> TableInfo:
     """Return the table with another name of a column; raise Invalid when it is taken or needed elsewhere."""
     old = table.column(name)
-    check_name("column", new_name)
+    check_name("column", new_name, dots=True)
     if any(column.name.lower() == new_name.lower() and column is not old for column in table.columns):
         raise Invalid(f"table {table.name} already has a column {new_name}; choose another name")
     _check_not_in_expressions(table, old)

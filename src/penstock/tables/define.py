@@ -317,7 +317,7 @@ def _column(name: str, text: str, offset: int) -> tuple[ColumnInfo, bool, bool]:
 
 def define_column(name: str, text: str, *, column_id: int) -> tuple[ColumnInfo, bool, bool]:
     """Return a column, and whether its definition says primary key and unique."""
-    check_name("column", name)
+    check_name("column", name, dots=True)
     definition = parse_definition(text)
     column = ColumnInfo(
         id=column_id,
@@ -349,12 +349,17 @@ def with_origin_default(column: ColumnInfo, *, start_ts: int | None = None) -> C
     return replace(column, origin_default=zero if isinstance(zero, str | int) else None)
 
 
-def check_name(what: str, name: str) -> None:
-    """Raise Invalid unless MySQL allows the name."""
-    if not name or len(name) > _NAME_MAX or name != name.rstrip() or "." in name or "\x00" in name:
+def check_name(what: str, name: str, *, dots: bool = False) -> None:
+    """Raise Invalid unless MySQL allows the name.
+
+    Dots are for columns and indexes alone: those in names of databases and tables separate the two.
+    """
+    if not name or len(name) > _NAME_MAX or name != name.rstrip() or "\x00" in name:
         raise Invalid(
-            f"{what} name {name!r} must be 1 to {_NAME_MAX} characters without dots; choose another"
+            f"{what} name {name!r} must be 1 to {_NAME_MAX} characters, the last not a space; choose another"
         )
+    if "." in name and not dots:
+        raise Invalid(f"{what} name {name!r} has a dot; choose another")
 
 
 def _check_columns(table: TableInfo) -> None:
@@ -382,7 +387,7 @@ def _with_primary_key(table: TableInfo, names: Sequence[str], *, clustered: bool
 
 def with_index(table: TableInfo, index: Index) -> TableInfo:
     """Return the table with one more index; raise Invalid when its name is taken or a column unknown."""
-    check_name("index", index.name)
+    check_name("index", index.name, dots=True)
     if any(index.name.lower() == other.name.lower() for other in table.indexes):
         raise Invalid(f"table {table.name} already has an index {index.name}; choose another name")
     return with_index_flags(_add_index(table, index, primary=False))
