@@ -275,6 +275,20 @@ def test_silent_connections_are_closed(served: Served) -> None:
                     pass
 
 
+def test_a_caller_that_answers_no_ping_is_closed() -> None:
+    """Its machine may be gone. It speaks HTTP/2 first: the deadline of the handshake does not end it."""
+    served = Served(FlightLimits(ping_s=1, ping_timeout_s=0.5))
+    host, _, port = served.service.addr.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=30) as silent:
+            silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+            with contextlib.suppress(ConnectionResetError):
+                while silent.recv(4096):
+                    pass
+    finally:
+        served.close()
+
+
 def test_a_request_that_is_no_message_is_an_invalid_argument(served: Served) -> None:
     for method in ("DoGet", "DoAction", "GetFlightInfo"):
         call = served.call(method, iter([b"\xff" * 100]))

@@ -45,6 +45,7 @@ _OPTIONS = [
     ("grpc.max_connection_idle_ms", _IDLE_MS),
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),  # gRPC's own 60 s otherwise, whatever keepalive says
 ]
 _WILDCARDS = {"0.0.0.0", "::", "", "*"}  # noqa: S104 - these are refused
 _PORT_MAX = 65_535

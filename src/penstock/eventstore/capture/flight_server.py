@@ -139,6 +139,9 @@ class FlightLimits:
     """A reader opens its call before it reads the table's objects, so that it may take no rows for long."""
     handshake_s: float = 5.0
     idle_s: float = 600.0  # without a call; the client connects again when it needs to
+    ping_s: float = 60.0
+    """Seconds without traffic after which a caller is asked whether it is still there."""
+    ping_timeout_s: float = 20.0
     makes_room_s: float = 1.0
     """Seconds that a call must have waited for its caller before it ends for another."""
 
@@ -399,8 +402,11 @@ def _options(limits: FlightLimits) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", _calls_begun(limits)),
         ("grpc.server_handshake_timeout_ms", int(limits.handshake_s * 1000)),
         ("grpc.max_connection_idle_ms", int(limits.idle_s * 1000)),
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", int(limits.ping_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(limits.ping_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # gRPC's own 60 s otherwise, whatever keepalive says.
+        ("grpc.http2.ping_timeout_ms", int(limits.ping_timeout_s * 1000)),
     ]
 
 
