@@ -23,6 +23,7 @@ __all__ = [
     "PRIVATE_FILE",
     "PRIVATE_FOLDER",
     "create_private",
+    "is_inside",
     "keep_files_private",
     "make_data_directory",
     "make_folder",
@@ -61,6 +62,15 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def is_inside(path: str | Path, root: str) -> bool:
+    """Return whether a path leads to a root, or below it, once all links are followed.
+
+    The root is one that `os.path.realpath` returned: its links are followed once, by who decides what it is.
+    """
+    real = os.path.realpath(path)
+    return real == root or real.startswith(root.rstrip("/") + "/")
 
 
 def make_folder(folder: Path, *, private: bool = True) -> None:

@@ -27,6 +27,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from penstock.clock import SYSTEM, Clock
 from penstock.durable_files import (
     PRIVATE_FOLDER,
+    is_inside,
     make_data_directory,
     make_folder,
     make_private_folder,
@@ -428,8 +429,7 @@ class LocalStorage(ObjectStorage):
 
     def _check_inside(self, folder: Path) -> None:
         """Raise Unavailable when a folder leads out of the directory: links may be made at any time."""
-        real = os.path.realpath(folder)
-        if real != self._real_folder and not real.startswith(self._real_folder.rstrip("/") + "/"):
+        if not is_inside(folder, self._real_folder):
             place = folder.relative_to(self._folder)
             raise Unavailable(
                 f"{place} at {self.url} leads out of it by a symbolic link; remove the link, or restart"

@@ -19,6 +19,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from penstock.durable_files import is_inside
 from penstock.errors import Invalid, Unavailable
 from penstock.secret_references import has_reference, resolve_values
 from penstock.settings import Settings
@@ -155,7 +156,7 @@ def is_below(target: Target, prefix: str) -> bool:
     if scheme != target.scheme or {".", ".."}.intersection(steps):
         return False
     if scheme == "file":
-        return _is_inside(target.folder, _real_prefix(prefix))
+        return is_inside(target.folder, _real_prefix(prefix))
     if scheme in _PORTS:
         server = _canonical_host(parts.hostname or "") == target.host
         same = server and (port or _PORTS[scheme]) == target.port
@@ -216,7 +217,7 @@ class TenantTargets:
         if target.scheme == "file":
             roots = [_real_prefix(prefix) for prefix in below]
             for link in _find_links(target.folder):
-                if not any(_is_inside(link, root) for root in roots):
+                if not any(is_inside(link, root) for root in roots):
                     raise TenantRefused(
                         f"{target.option} has a symbolic link that leads out of where account {self.account}"
                         f" may write, {os.path.relpath(link, target.folder)}; remove it"
@@ -303,12 +304,6 @@ def _are_steps(steps: Sequence[str], pattern: re.Pattern[str]) -> bool:
 def _real_prefix(prefix: str) -> str:
     parts = urlsplit(prefix)
     return os.path.realpath(unquote(parts.netloc + parts.path))
-
-
-def _is_inside(path: str, root: str) -> bool:
-    """Return whether a path leads to a folder, which has no links, or below it."""
-    real = os.path.realpath(path)
-    return real == root or real.startswith(root.rstrip("/") + "/")
 
 
 def _find_links(folder: str) -> Iterator[str]:
