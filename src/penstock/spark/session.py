@@ -19,6 +19,7 @@ from penstock import process
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import connectors, shipping
+from penstock.spark.defaults import memory_mib, with_defaults
 from penstock.spark.errors import as_penstock_error, first_line
 from penstock.spark.jvm import (
     CONNECT,
@@ -52,6 +53,12 @@ _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it: Java runs alread
 _REMOTE = "SPARK_REMOTE"  # names a server of Spark Connect
 _own: "WeakValueDictionary[str, SparkContext | SparkSession]" = WeakValueDictionary()
 """The context that this module has built, and the session of others that we have shipped the package to."""
+_LIMITED = ("yarn", "k8s://")  # masters that end an executor which takes more memory than it asked for
+_OVERHEAD = "spark.executor.memoryOverhead"
+_OVERHEAD_FACTOR = "spark.executor.memoryOverheadFactor"
+_WORKER_MIB = 256  # of a Python worker, with what it has imported
+_BATCHES = 4
+_BATCH_MIB = 64  # where Spark has no limit: our own batches are smaller
 _SHARED_AUTH = "spark.authenticate.secret"
 _AUTHENTICATED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 """Only those who know the session's secret can talk to Spark, and messages are encrypted.
@@ -70,8 +77,9 @@ def build_session(
 
     A session that is there is used as it is: the active one, or that of `spark-submit`. It keeps its master,
     memory, time zone and name, and gets only those entries of `spark.conf` in the settings that it was not
-    given itself; a session of Spark Connect, which does not tell what it was given, gets all of them. With a
-    master that is not local, the package is shipped to the executors.
+    given itself; a session of Spark Connect, which does not tell what it was given, gets all of them.
+    A session that is built has what the settings say, then what the user's `spark-defaults.conf` says, then
+    defaults of Penstock. With a master that is not local, the package is shipped to the executors.
 
     Raises Invalid when Java is missing or too old, a setting is refused, or a session that this function
     built runs on another master; Unavailable when the master does not answer; messages have one line. `java`
@@ -79,12 +87,13 @@ def build_session(
     """
     from penstock.spark.source import register
 
-    spark = _find_session(settings.spark)
+    wanted = with_defaults(settings.spark)
+    spark = _find_session(settings.spark.model_copy(update={"master": wanted.master}))
     if spark is None:
-        master = parse_master(settings.spark.master)
+        master = parse_master(wanted.master)
         require_java()
         require_master(master)
-        spark = _start(settings.spark, master, app_name, java or JavaProcess())
+        spark = _start(wanted, master, app_name, java or JavaProcess())
     register(spark, settings)
     return spark
 
@@ -191,12 +200,28 @@ def session_conf(
     if master.in_process:  # no other machine connects; works when the host name does not resolve
         conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         conf["spark.local.dir"] = local_folder()
+    if master.url.startswith(_LIMITED):
+        conf[_OVERHEAD] = f"{overhead_mib(wanted)}m"
     conf |= wanted.conf
+    if _OVERHEAD_FACTOR in wanted.conf and _OVERHEAD not in wanted.conf:
+        conf.pop(_OVERHEAD, None)  # Spark would ignore the factor
     conf |= connectors.session_conf(wanted)
     driver, executor = (wanted.conf.get(key, "") for key in (DRIVER_JAVA_OPTIONS, _EXECUTOR_JAVA_OPTIONS))
     conf[DRIVER_JAVA_OPTIONS] = f"{_console_options(wanted)} {_ARROW_OPTIONS} {driver}".strip()
     conf[_EXECUTOR_JAVA_OPTIONS] = f"{_ARROW_OPTIONS} {executor}".strip()
     return conf
+
+
+def overhead_mib(wanted: SparkSettings) -> int:
+    """Return how much memory an executor needs outside of its Java heap.
+
+    Java itself needs what Spark gives it by default. Each task that runs at once has a Python worker, with
+    some batches of Arrow in it and on their way to it.
+    """
+    heap = memory_mib(wanted.executor_memory)
+    cores = int(wanted.conf.get("spark.executor.cores", "1"))
+    batch = memory_mib(wanted.conf.get("spark.sql.execution.arrow.maxBytesPerBatch", "0"), unit="b")
+    return max(384, heap // 10) + cores * (_WORKER_MIB + _BATCHES * (batch if batch > 0 else _BATCH_MIB))
 
 
 def security_conf(wanted: SparkSettings, master: Master) -> dict[str, str]:

@@ -18,6 +18,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
 from penstock.settings import Settings
+from penstock.spark.defaults import with_defaults
 from penstock.spark.errors import first_line
 from penstock.spark.jvm import (
     CONNECT,
@@ -91,7 +92,7 @@ class SupervisedSession:
         """
         if has_session():
             return
-        master = parse_master(self._settings.spark.master)
+        master = parse_master(with_defaults(self._settings.spark).master)
         if not master.url.startswith(CONNECT):  # whose Java is on the server
             require_java()
         require_master(master)
@@ -216,7 +217,9 @@ class SupervisedSession:
             return not self._interrupted
 
     def _build(self) -> None:
-        _log.info("starting Spark", extra={"master": shown_master(self._settings.spark.master)})
+        _log.info(
+            "starting Spark", extra={"master": shown_master(with_defaults(self._settings.spark).master)}
+        )
         began_at = self._clock.monotonic()
         metrics.SPARK_SESSION_STARTING.set(1)
         with self._changed:

@@ -91,6 +91,8 @@ def lose_and_find(session: SupervisedSession) -> None:
     java = java_of(os.getpid())
     assert java is not None
     say("own session:", os.getsid(java) == java)
+    conf = session.get().sparkContext.getConf()
+    say("conf:", *(conf.get(key) for key in ("spark.master", "spark.app.name", "spark.sql.session.timeZone")))
     os.kill(java, signal.SIGKILL)
     job.join(300)
     say(

@@ -23,6 +23,10 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "log"
+        # A user's own defaults: the settings of the program name the master, and neither name nor time zone.
+        defaults = "spark.master local[7]\nspark.app.name theirs\nspark.sql.session.timeZone Europe/Berlin\n"
+        (folder / "spark-defaults.conf").write_text(defaults)
+        environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "SPARK_CONF_DIR": str(folder)}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAM)],
@@ -30,7 +34,7 @@ class Service:
                 stderr=log,
                 text=True,
                 process_group=0,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+                env={**os.environ, **environment},
             )
 
     def lines(self, count: int) -> list[str]:
@@ -76,7 +80,7 @@ def test_a_session_whose_java_or_context_ends_or_hangs_is_replaced_and_ctrl_c_en
     log = service.log.read_text()
     assert "Spark has started" in log
     assert "not warmed up" not in log
-    assert service.lines(2) == ["own session: True", ENDED]
+    assert service.lines(3) == ["own session: True", "conf: local[2] theirs Europe/Berlin", ENDED]
     assert service.lines(2) == ["after the kill: 3 1.0 0.0", "after the stop: 3 2.0 0.0"]
     assert service.lines(1) == ["after the hang: 3 3.0 0.0"]
     (java,) = service.lines(1)
