@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from penstock.changefeeds.engines.engine import Chunk, EncodeWork
 from penstock.changefeeds.engines.local import Hook, LocalEngine
-from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, PendingFile
+from penstock.changefeeds.model import DispatcherRecord, DoneDdls, LeftOutTable, PendingFile
 from penstock.errors import Unavailable
 from penstock.object_storage import StorageRef
 from support.shakyremote import Killed, Process, Weather
@@ -93,21 +93,21 @@ class ShakyProgress:
         return await self._call(self._kept.dispatchers)
 
     async def left_out(self) -> tuple[LeftOutTable, ...]:
-        return await self._kept.left_out()  # part of the row that `ddl_ts` reads, with its troubles
+        return await self._kept.left_out()  # part of the row that `done_ddls` reads, with its troubles
 
     async def change_dispatchers(
         self,
         added: Sequence[DispatcherRecord],
         removed: Iterable[str],
         *,
-        ddl_ts: int | None = None,
+        done: DoneDdls | None = None,
         left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
         gone = list(removed)
-        await self._call(lambda: self._kept.change_dispatchers(added, gone, ddl_ts=ddl_ts, left_out=left_out))
+        await self._call(lambda: self._kept.change_dispatchers(added, gone, done=done, left_out=left_out))
 
-    async def ddl_ts(self) -> int:
-        return await self._call(self._kept.ddl_ts)
+    async def done_ddls(self) -> DoneDdls:
+        return await self._call(self._kept.done_ddls)
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
         await self._call(lambda: self._kept.begin_files(files))

@@ -4,7 +4,7 @@ from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, PendingFile
+from penstock.changefeeds.model import DispatcherRecord, DoneDdls, LeftOutTable, PendingFile
 from penstock.changes.limits import ReadLimit
 from penstock.errors import StaleRead
 from penstock.eventstore.read.partition import Refusal
@@ -24,9 +24,15 @@ class MemoryProgress:
         self.fault = fault
         self.kept: dict[str, DispatcherRecord] = {}
         self.checkpoints = [begin.checkpoint_ts]
-        self.done_ddl_ts = self._start_ts = begin.ts
+        self.done = DoneDdls(begin.ts)
+        self._start_ts = begin.ts
         self.place: str | None = ""
         self.out: tuple[LeftOutTable, ...] = ()
+
+    @property
+    def done_ddl_ts(self) -> int:
+        """Every DDL up to it is done."""
+        return self.done.ts
 
     async def location(self) -> str | None:
         return self.place
@@ -36,7 +42,7 @@ class MemoryProgress:
         self.place = location
         if is_new:
             self.kept.clear()
-            self.done_ddl_ts = max(self.checkpoints[-1], self._start_ts)
+            self.done = DoneDdls(max(self.checkpoints[-1], self._start_ts))
         self.fault("began_at")
 
     async def checkpoint_ts(self) -> int:
@@ -59,19 +65,19 @@ class MemoryProgress:
         added: Sequence[DispatcherRecord],
         removed: Iterable[str],
         *,
-        ddl_ts: int | None = None,
+        done: DoneDdls | None = None,
         left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
         self.fault("change_dispatchers")
         for dispatcher_id in removed:
             self.kept.pop(dispatcher_id, None)
         self.kept.update({record.span.id: record for record in added})
-        self.done_ddl_ts = max(self.done_ddl_ts, ddl_ts or 0)
+        self.done = self.done if done is None else self.done.merge(done)
         self.out = self.out if left_out is None else tuple(left_out)
         self.fault("changed_dispatchers")
 
-    async def ddl_ts(self) -> int:
-        return self.done_ddl_ts
+    async def done_ddls(self) -> DoneDdls:
+        return self.done
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
         self.fault("begin_files")

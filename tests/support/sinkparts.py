@@ -14,7 +14,7 @@ from penstock.changefeeds.engines.engine import (
     FileWork,
     WriteResult,
 )
-from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, PendingFile
+from penstock.changefeeds.model import DispatcherRecord, DoneDdls, LeftOutTable, PendingFile
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.layout import Folder
 from penstock.changefeeds.sinks.storage.options import SinkOptions
@@ -264,7 +264,7 @@ class KeptInMemory:
 
     def __init__(self) -> None:
         self.checkpoint = 0
-        self.ddl = 0
+        self.done = DoneDdls(0)
         self.kept: dict[str, DispatcherRecord] = {}
         self.out: tuple[LeftOutTable, ...] = ()
         self.pending: dict[str, PendingFile] = {}
@@ -294,18 +294,18 @@ class KeptInMemory:
         added: Sequence[DispatcherRecord],
         removed: Iterable[str],
         *,
-        ddl_ts: int | None = None,
+        done: DoneDdls | None = None,
         left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
         for record in added:
             self.kept[record.span.id] = record
         for dispatcher_id in removed:
             del self.kept[dispatcher_id]
-        self.ddl = self.ddl if ddl_ts is None else ddl_ts
+        self.done = self.done if done is None else self.done.merge(done)
         self.out = self.out if left_out is None else tuple(left_out)
 
-    async def ddl_ts(self) -> int:
-        return self.ddl
+    async def done_ddls(self) -> DoneDdls:
+        return self.done
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
         if self.error is not None:

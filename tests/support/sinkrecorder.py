@@ -46,7 +46,8 @@ class RemoteDouble:
 
 class RecordingSink:
     """A Sink that does nothing by itself but what is set: `wake` and `write` say whether it wakes at once
-    and writes at once. `held_drain` stops drains until it is set. `log` has every call, in words.
+    and writes at once. `drains_held` stops drains until it is set, `drains_held_of` those of a table,
+    `ddls_held` the files of a DDL, `removals_held` removals of dispatchers. `log` has every call, in words.
     """
 
     def __init__(
@@ -66,6 +67,9 @@ class RecordingSink:
         self.on_add: Callable[[Slice], None] = lambda _: None
         self.on_ddl: Callable[[DdlEvent], None] = lambda _: None
         self.drains_held: asyncio.Event | None = None
+        self.drains_held_of: dict[int, asyncio.Event] = {}
+        self.ddls_held: dict[int, asyncio.Event] = {}
+        self.removals_held: asyncio.Event | None = None
         self._remote = remote
         self._progress = progress
         self.fault = fault
@@ -111,12 +115,15 @@ class RecordingSink:
     async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
         self.fault("pass_block_event")
         self.log.append(f"drain {dispatcher.table_id} for {event.commit_ts}")
-        if self.drains_held is not None:
-            await self.drains_held.wait()
+        for held in (self.drains_held, self.drains_held_of.get(dispatcher.table_id)):
+            if held is not None:
+                await held.wait()
         await self.flush(dispatcher.id)
 
     async def write_block_event(self, event: DdlEvent) -> None:
         self.fault("write_block_event")
+        if event.commit_ts in self.ddls_held:
+            await self.ddls_held[event.commit_ts].wait()
         self.on_ddl(event)
         self.log.append(f"ddl {event.commit_ts}")
         self._remote.ddls.append(event)
@@ -140,6 +147,8 @@ class RecordingSink:
             self.log.append(f"file {slices[0].dispatcher.table_id} {spans} again")
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
+        if self.removals_held is not None:
+            await self.removals_held.wait()
         assert not self.events.pop(dispatcher_id, None), "a dispatcher is removed with unwritten changes"
         self.log.append("removed")
 

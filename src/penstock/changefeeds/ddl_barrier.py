@@ -1,21 +1,25 @@
-"""Pending DDLs in order: which dispatchers wait at each, who writes it, which tables are left after it. Pure.
+"""Pending DDLs: which wait for which, which dispatchers wait at each, which tables are left after it. Pure.
 
-DDLs are done one after the other, also those of different tables. Only so can one timestamp say which are
-done, and a table that was created and dropped before a crash does not come back after it. The DDL waits, not
-the dispatchers: each reads on up to the next DDL of its own table.
+A DDL waits for the earlier ones that it overlaps with, and for the dispatchers that it blocks; DDLs of
+different tables do not wait for each other. Dispatchers do not wait for DDLs of other tables either: each
+reads on up to the next DDL of its own table.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
+from itertools import groupby, islice
 from typing import TypeVar
 
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.model import LeftOutTable
+from penstock.changefeeds.model import DoneDdls, LeftOutTable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.slices import Position
+from penstock.tables.columns import name_from_json
+
+AHEAD_MAX = 256
+"""How far DDLs may be ahead of the first that is not done: so many are stored one by one at most."""
 
 TABLE_TRIGGER = "table-trigger"
 """The dispatcher of the DDLs themselves: it has no rows, and writes the DDLs of databases."""
@@ -36,56 +40,113 @@ class BarrierDecision:
 
 
 class DdlBarrier:
-    """Holds dispatchers at the next DDL until every dispatcher that it involves has drained up to it.
+    """Holds dispatchers at a DDL until every dispatcher that it involves has drained up to it.
 
-    DDLs are opened one at a time, in order. A dispatcher may report before its DDL is opened. The barrier no
-    longer waits for a dispatcher that vanishes.
+    Any number of DDLs may be open that involve different dispatchers. A dispatcher may report before its DDL
+    is opened. The barrier no longer waits for a dispatcher that vanishes.
     """
 
     def __init__(self) -> None:
         self._reported: dict[int, dict[str, None]] = {}  # by DDL, in the order of the reports
-        self._open_ts: int | None = None
-        self._missing: set[str] = set()
-        self._trigger_writes = False
+        self._open: dict[int, _OpenDdl] = {}
 
-    @property
-    def open_ts(self) -> int | None:
-        """The DDL that is being decided or written."""
-        return self._open_ts
+    def is_open(self, ddl_ts: int) -> bool:
+        """Return whether a DDL is being decided or written."""
+        return ddl_ts in self._open
 
     def open(self, ddl_ts: int, involved: Iterable[str], *, trigger_writes: bool = False) -> None:
-        """Begin with the next DDL. `trigger_writes`: it is a database's, so the table trigger writes it."""
-        assert self._open_ts is None, f"the DDL at {self._open_ts} is not done"
-        self._open_ts = ddl_ts
-        self._missing = set(involved) - self._reported.setdefault(ddl_ts, {}).keys()
-        self._trigger_writes = trigger_writes
+        """Begin with a DDL. `trigger_writes`: it is a database's, so the table trigger writes it."""
+        assert ddl_ts not in self._open, f"the DDL at {ddl_ts} is open already"
+        missing = set(involved) - self._reported.setdefault(ddl_ts, {}).keys()
+        self._open[ddl_ts] = _OpenDdl(missing, trigger_writes)
 
     def report(self, dispatcher_id: str, ddl_ts: int) -> None:
         """Record that a dispatcher has drained up to a DDL and waits."""
         self._reported.setdefault(ddl_ts, {})[dispatcher_id] = None
-        if ddl_ts == self._open_ts:
-            self._missing.discard(dispatcher_id)
+        if ddl_ts in self._open:
+            self._open[ddl_ts].missing.discard(dispatcher_id)
 
     def vanish(self, dispatcher_id: str) -> None:
         """Forget a dispatcher that has ended."""
-        self._missing.discard(dispatcher_id)
+        for ddl in self._open.values():
+            ddl.missing.discard(dispatcher_id)
         for waiting in self._reported.values():
             waiting.pop(dispatcher_id, None)
 
-    def decide(self) -> BarrierDecision | None:
-        """Return who writes the open DDL; None while a dispatcher is missing. The last to report writes."""
-        if self._open_ts is None or self._missing:
-            return None
-        waiting = list(self._reported[self._open_ts])
-        if self._trigger_writes or not waiting:
-            return BarrierDecision(self._open_ts, TABLE_TRIGGER, tuple(waiting))
-        return BarrierDecision(self._open_ts, waiting[-1], tuple(waiting[:-1]))
+    def decide(self) -> list[BarrierDecision]:
+        """Return who writes each open DDL for which no dispatcher is missing. The last to report writes."""
+        return [self._decide(ddl_ts, ddl) for ddl_ts, ddl in self._open.items() if not ddl.missing]
 
-    def finish(self) -> None:
-        """Close the open DDL: it is written and stored."""
-        assert self._open_ts is not None, "no DDL is open"
-        del self._reported[self._open_ts]
-        self._open_ts = None
+    def _decide(self, ddl_ts: int, ddl: "_OpenDdl") -> BarrierDecision:
+        waiting = list(self._reported[ddl_ts])
+        if ddl.trigger_writes or not waiting:
+            return BarrierDecision(ddl_ts, TABLE_TRIGGER, tuple(waiting))
+        return BarrierDecision(ddl_ts, waiting[-1], tuple(waiting[:-1]))
+
+    def finish(self, ddl_ts: int) -> None:
+        """Close an open DDL: it is written and stored."""
+        del self._open[ddl_ts]
+        del self._reported[ddl_ts]
+
+
+@dataclass(slots=True)
+class _OpenDdl:
+    missing: set[str]
+    trigger_writes: bool
+
+
+@dataclass(slots=True)
+class BlockScope:
+    """What DDLs touch: tables by ids and names, before and after; whole databases; databases that their
+    tables are in.
+
+    `everything`: a view or a sequence is among them, whose statement may name any table. Consumers that read
+    no checkpoint run statements as their files appear.
+    """
+
+    table_ids: set[int] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    databases: set[str] = field(default_factory=set)
+    inside: set[str] = field(default_factory=set)
+    everything: bool = False
+
+    def add(self, other: "BlockScope") -> None:
+        """Touch what the other touches, too."""
+        self.table_ids |= other.table_ids
+        self.names |= other.names
+        self.databases |= other.databases
+        self.inside |= other.inside
+        self.everything |= other.everything
+
+    def overlaps(self, other: "BlockScope") -> bool:
+        """Return whether DDLs of both must be done in order."""
+        if self.everything or other.everything:
+            return not (self.is_empty or other.is_empty)
+        return not (
+            self.table_ids.isdisjoint(other.table_ids)
+            and self.names.isdisjoint(other.names)
+            and self.databases.isdisjoint(other.databases)
+            and self.databases.isdisjoint(other.inside)
+            and self.inside.isdisjoint(other.databases)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it touches nothing."""
+        return not (self.names or self.databases)
+
+    def add_table(self, schema: SchemaVersion) -> None:
+        """Add a table, and the tables that its foreign keys name: those must exist before it."""
+        database, table = schema.database.lower(), schema.table
+        self.table_ids.add(table.id)
+        self.table_ids.update(table.physical_ids)
+        self.names.add(f"{database}.{table.name}".lower())
+        self.inside.add(database)
+        self.everything |= not table.is_base_table
+        for key in table.extra.get("fk_info") or ():
+            referred = name_from_json(key.get("ref_schema")) or database
+            self.names.add(f"{referred}.{name_from_json(key['ref_table'])}".lower())
+            self.inside.add(referred.lower())
 
 
 K = TypeVar("K")
@@ -122,6 +183,17 @@ class BlockEvent:
         """The databases that the DDLs block as a whole, in lower case."""
         return frozenset(event.database.lower() for event in self.events if event.scope is DdlScope.DATABASE)
 
+    @property
+    def scope(self) -> BlockScope:
+        """What the DDLs touch."""
+        scope = BlockScope(databases=set(self.databases))
+        for event in self.events:
+            for change in event.tables:
+                for schema in (change.before, change.after):
+                    if schema is not None:
+                        scope.add_table(schema)
+        return scope
+
     def begin_position(self, table_id: int) -> Position:
         """Return where the dispatcher of a table begins that is replicated from this DDL on.
 
@@ -150,18 +222,45 @@ def block_events(events: Iterable[DdlEvent], tables: TableFilter) -> Iterator[Bl
             yield BlockEvent(commit_ts, parts, frozenset().union(*map(tables.arriving_ids, together)))
 
 
-class PendingDdls:
-    """The block events that are not done, and the first of them for each table and database."""
+def find_done(blocks: Sequence[BlockEvent], done: DoneDdls) -> list[BlockEvent]:
+    """Return the block events that are done, in order.
 
-    def __init__(self) -> None:
-        self._blocks: deque[BlockEvent] = deque()
+    A DDL is done after all earlier ones that it overlaps with. So one that a later, finished one overlaps
+    with is done as well, also if it was not known as a DDL then: its job was recorded too late.
+    """
+    found: list[BlockEvent] = []
+    later = BlockScope()
+    for block in reversed(blocks):
+        scope = block.scope
+        if block.commit_ts in done or later.overlaps(scope):
+            later.add(scope)
+            found.append(block)
+    return found[::-1]
+
+
+class PendingDdls:
+    """The block events that are not done, the first of them for each table and database, and which are done.
+
+    Two that overlap are done in the order of their commits. Those that do not overlap are done in any order,
+    but none is further than AHEAD_MAX from the first that is not done.
+    """
+
+    def __init__(self, done: DoneDdls) -> None:
+        self.done = done
+        self._blocks: OrderedDict[int, BlockEvent] = OrderedDict()
+        self._scopes: dict[int, BlockScope] = {}  # of pending ones, and of finished ones until their release
+        self._leaving: dict[int, None] = {}  # finished ones that are not released
         self._by_table: dict[int, deque[BlockEvent]] = {}
         self._by_database: dict[str, deque[BlockEvent]] = {}
+        self._startable: list[BlockEvent] | None = None  # None: to be found
 
     def add(self, block: BlockEvent) -> None:
         """Append a block event that is later than all others."""
-        assert not self._blocks or self._blocks[-1].commit_ts < block.commit_ts, "DDLs come out of order"
-        self._blocks.append(block)
+        last_ts = next(reversed(self._blocks), 0)
+        assert last_ts < block.commit_ts, "DDLs come out of order"
+        self._startable = None
+        self._blocks[block.commit_ts] = block
+        self._scopes[block.commit_ts] = block.scope
         for table_id in block.table_ids:
             self._by_table.setdefault(table_id, deque()).append(block)
         for database in block.databases:
@@ -169,16 +268,53 @@ class PendingDdls:
 
     @property
     def head(self) -> BlockEvent | None:
-        """The block event to do next."""
-        return self._blocks[0] if self._blocks else None
+        """The first block event that is not done."""
+        return next(iter(self._blocks.values()), None)
 
-    def pop(self) -> None:
-        """Remove the head: it is done."""
-        block = self._blocks.popleft()
+    def get(self, commit_ts: int) -> BlockEvent:
+        """Return a block event that is not done."""
+        return self._blocks[commit_ts]
+
+    def startable(self) -> list[BlockEvent]:
+        """Return the block events that need not wait for an earlier one, in order."""
+        if self._startable is None:
+            self._startable = self._find_startable()
+        return self._startable
+
+    def _find_startable(self) -> list[BlockEvent]:
+        earlier = BlockScope()
+        for commit_ts in self._leaving:
+            earlier.add(self._scopes[commit_ts])
+        found = []
+        for block in islice(self._blocks.values(), max(AHEAD_MAX - len(self.done.later), 1)):
+            scope = self._scopes[block.commit_ts]
+            if not earlier.overlaps(scope):
+                found.append(block)
+            earlier.add(scope)
+        return found
+
+    def done_with(self, block: BlockEvent) -> DoneDdls:
+        """Return what is done once a pending block event is."""
+        unfinished = islice(self._blocks, 2)  # if it is not the first itself, the first is another
+        unfinished_ts = next((commit_ts for commit_ts in unfinished if commit_ts != block.commit_ts), None)
+        return self.done.add(block.commit_ts, unfinished_ts)
+
+    def finish(self, block: BlockEvent) -> None:
+        """Remove a block event: it is done. Those that overlap with it wait until it is released."""
+        self._startable = None
+        self.done = self.done_with(block)
+        del self._blocks[block.commit_ts]
+        self._leaving[block.commit_ts] = None
         for table_id in block.table_ids:
-            _drop_first(self._by_table, table_id)
+            _drop_first(self._by_table, table_id, block)
         for database in block.databases:
-            _drop_first(self._by_database, database)
+            _drop_first(self._by_database, database, block)
+
+    def release(self, block: BlockEvent) -> None:
+        """Let block events start that overlap with a finished one: nothing is left of its dispatchers."""
+        self._startable = None
+        del self._leaving[block.commit_ts]
+        del self._scopes[block.commit_ts]
 
     def first_of(self, table_id: int, database: str) -> BlockEvent | None:
         """Return the first block event that blocks a physical table of a database."""
@@ -189,17 +325,18 @@ class PendingDdls:
 
     def later_ids(self) -> frozenset[int]:
         """Return the physical tables that exist after one of the pending DDLs."""
-        return frozenset().union(*(block.later_ids for block in self._blocks))
+        return frozenset().union(*(block.later_ids for block in self._blocks.values()))
 
 
-def _drop_first(queues: dict[K, deque[BlockEvent]], key: K) -> None:
-    queues[key].popleft()
+def _drop_first(queues: dict[K, deque[BlockEvent]], key: K, block: BlockEvent) -> None:
+    first = queues[key].popleft()
+    assert first is block, f"the DDL at {block.commit_ts} is done before the one at {first.commit_ts}"
     if not queues[key]:
         del queues[key]
 
 
 class ReplicatedTables:
-    """The physical tables that are replicated after the last finished DDL, each with its logical table."""
+    """The physical tables that are replicated after the finished DDLs, each with its logical table."""
 
     def __init__(self, tables: Iterable[SchemaVersion]) -> None:
         self._schemas = {table_id: schema for schema in tables for table_id in _physical_ids(schema)}
@@ -211,12 +348,16 @@ class ReplicatedTables:
         """Return the ids of all physical tables."""
         return self._schemas.keys()
 
+    def schemas(self) -> list[SchemaVersion]:
+        """Return the logical tables."""
+        return list({schema.table.id: schema for schema in self._schemas.values()}.values())
+
     def schema(self, table_id: int) -> SchemaVersion:
         """Return the table that a physical table is, or is a partition of."""
         return self._schemas[table_id]
 
     def blocked_ids(self, block: BlockEvent) -> list[int]:
-        """Return the physical tables whose dispatchers stop at the next block event."""
+        """Return the physical tables whose dispatchers stop at a block event that is to be done next."""
         databases = block.databases
         blocked = [table_id for table_id in block.table_ids if table_id in self._schemas]
         if databases:

@@ -1,8 +1,8 @@
-"""Brings DDLs to the remote in order: learn, wait for the dispatchers, write, store, let them pass."""
+"""Brings DDLs to the remote: learn, wait for overlapping ones and for dispatchers, write, store, let pass."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from penstock.changefeeds.ddl_barrier import (
 from penstock.changefeeds.dispatcher import Dispatcher, Dispatchers
 from penstock.changefeeds.failures import FailureTracker
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, ProgressStore
+from penstock.changefeeds.model import DispatcherRecord, DoneDdls, LeftOutTable, ProgressStore
 from penstock.changefeeds.sinks.sink import Sink
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
@@ -26,14 +26,18 @@ from penstock.follow.slices import TableSpan
 from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_DDL_AFFECTED_DISPATCHERS
 
+_WRITES_MAX = 16  # DDLs whose files are written at once
+
 _log = logging.getLogger(__name__)
 
 
 class DdlWriter:
-    """Writes each DDL once the dispatchers that it blocks have drained, one after the other.
+    """Writes each DDL once the dispatchers that it blocks have drained and earlier ones that it overlaps with
+    are done.
 
-    The files are written first, then the dispatchers after the DDL are stored together with its timestamp,
-    and only then the dispatchers go on. A crash in between leads to the same files again.
+    The files are written first, those of different tables at once. Then the dispatchers after the DDL are
+    stored together with its timestamp, one DDL at a time, and only then the dispatchers go on. A crash in
+    between leads to the same files again.
     """
 
     def __init__(
@@ -46,12 +50,12 @@ class DdlWriter:
         dispatchers: Dispatchers,
         tables: ReplicatedTables,
         left_out: Iterable[LeftOutTable],
-        known_ts: int,
+        done: DoneDdls,
         table_filter: TableFilter,
         failures: FailureTracker,
     ) -> None:
         self.tables = tables
-        self.known_ts = known_ts  # DDLs up to it are pending or done
+        self.known_ts = done.ts  # DDLs up to it are pending or done
         self.revision = 0  # how often `needed_ids` may have changed
         self.left_out = {table.table_id: table for table in left_out}
         self.left_out_revision = 0  # how often `left_out` has changed
@@ -62,9 +66,11 @@ class DdlWriter:
         self._dispatchers = dispatchers
         self._table_filter = table_filter
         self._failures = failures
-        self._pending = PendingDdls()
+        self._pending = PendingDdls(done)
         self._ended: dict[int, int] = {}  # tables, and the DDL that ended each
         self._barrier = DdlBarrier()
+        self._writing: set[int] = set()
+        self._storing = asyncio.Lock()
         self._moved = asyncio.Event()
         self._affected = SINK_DDL_AFFECTED_DISPATCHERS.labels(changefeed_id)
 
@@ -95,7 +101,8 @@ class DdlWriter:
             for change in late
             if change.after is not None and self._table_filter.matches(change.after)
         )
-        new = list(block_events(events, self._table_filter))
+        blocks = block_events(events, self._table_filter)
+        new = [block for block in blocks if block.commit_ts not in self._pending.done]
         self.known_ts = upto_ts
         for block in new:
             self._pending.add(block)
@@ -162,48 +169,62 @@ class DdlWriter:
         self._barrier.report(dispatcher.span.id, event.commit_ts)
         self._moved.set()
 
-    async def run(self, go_on: Callable[[Iterable[Dispatcher]], None]) -> None:
-        """Write DDLs for ever; call `go_on` with the dispatchers that go on after each, new ones included."""
+    async def run(
+        self,
+        go_on: Callable[[Iterable[Dispatcher]], None],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+    ) -> None:
+        """Write DDLs for ever; call `go_on` with the dispatchers that go on after each, new ones included.
+
+        `spawn` runs the write of a DDL beside the others, and ends the run if it fails.
+        """
         while True:
             await self._moved.wait()
             self._moved.clear()
-            while (decision := self._decide()) is not None:
-                await self._write_ddl(decision, go_on)
+            for decision in self._decide():
+                if len(self._writing) < _WRITES_MAX and decision.ddl_ts not in self._writing:
+                    self._writing.add(decision.ddl_ts)
+                    spawn(self._write_ddl(decision, go_on))
 
-    def _decide(self) -> BarrierDecision | None:
-        head = self._pending.head
-        if head is not None and self._barrier.open_ts is None:
-            involved = [
-                dispatcher.span.id
-                for table_id in self.tables.blocked_ids(head)
-                for dispatcher in self._dispatchers.of_table(table_id)
-            ]
-            self._barrier.open(head.commit_ts, involved, trigger_writes=bool(head.databases))
+    def _decide(self) -> list[BarrierDecision]:
+        for block in self._pending.startable():
+            if not self._barrier.is_open(block.commit_ts):
+                involved = [
+                    dispatcher.span.id
+                    for table_id in self.tables.blocked_ids(block)
+                    for dispatcher in self._dispatchers.of_table(table_id)
+                ]
+                self._barrier.open(block.commit_ts, involved, trigger_writes=bool(block.databases))
         return self._barrier.decide()
 
     async def _write_ddl(
         self, decision: BarrierDecision, go_on: Callable[[Iterable[Dispatcher]], None]
     ) -> None:
-        block = self._pending.head
-        assert block is not None
-        assert block.commit_ts == decision.ddl_ts, "the barrier decided on another DDL"
+        block = self._pending.get(decision.ddl_ts)
         for event in block.events:
             await self._failures.retry(partial(self._sink.write_block_event, event))
-        changes = self._dispatcher_changes(block)
-        removed = [
-            dispatcher.span.id
-            for table_id in changes.ended_ids
-            for dispatcher in self._dispatchers.of_table(table_id)
-        ]
-        await self._failures.retry(
-            lambda: self._progress.change_dispatchers(changes.added, removed, ddl_ts=block.commit_ts)
-        )
+        async with self._storing:
+            changes = self._dispatcher_changes(block)
+            removed = [
+                dispatcher.span.id
+                for table_id in changes.ended_ids
+                for dispatcher in self._dispatchers.of_table(table_id)
+            ]
+            done = self._pending.done_with(block)
+            await self._failures.retry(
+                lambda: self._progress.change_dispatchers(changes.added, removed, done=done)
+            )
+            going_on = self._pass(block, changes)
         self._affected.observe(decision.involved_count)
         facts = {"changefeed": self._changefeed_id, "commit_ts": block.commit_ts, "writer": decision.writer}
         _log.info("wrote a DDL", extra=facts)
-        go_on(self._pass(block, changes))
+        go_on(going_on)
         for dispatcher_id in removed:
             await self._sink.remove_dispatcher(dispatcher_id)
+        # A table that comes back has a dispatcher of the same id, so DDLs that overlap wait until here.
+        self._pending.release(block)
+        self._writing.discard(block.commit_ts)
+        self._moved.set()
 
     def _pass(self, block: BlockEvent, changes: "_DispatcherChanges") -> list[Dispatcher]:
         """Finish a DDL; return the dispatchers that go on.
@@ -211,8 +232,8 @@ class DdlWriter:
         There is no await in it: no checkpoint is taken while the DDL is neither pending nor done.
         """
         blocked = self.tables.blocked_ids(block)
-        self._pending.pop()
-        self._barrier.finish()
+        self._pending.finish(block)
+        self._barrier.finish(block.commit_ts)
         self.tables = changes.tables
         self.revision += 1
         self._ended.update(dict.fromkeys(changes.ended_ids, block.commit_ts))

@@ -183,10 +183,37 @@ def describe_left_out(tables: Sequence[LeftOutTable]) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DoneDdls:
+    """Which DDLs are done: every one up to `ts`, and of those after it the ones at `later`."""
+
+    ts: int
+    later: frozenset[int] = frozenset()
+
+    def __contains__(self, commit_ts: int) -> bool:
+        return commit_ts <= self.ts or commit_ts in self.later
+
+    @property
+    def last_ts(self) -> int:
+        """The last DDL that is done."""
+        return max(self.later, default=self.ts)
+
+    def add(self, commit_ts: int, unfinished_ts: int | None) -> "DoneDdls":
+        """Return these and one more; `unfinished_ts` is the first DDL that is not done, if there is one."""
+        done = self.later | {commit_ts}
+        below = (ts for ts in done if unfinished_ts is None or ts < unfinished_ts)
+        return self.merge(DoneDdls(max(below, default=self.ts), done))
+
+    def merge(self, other: "DoneDdls") -> "DoneDdls":
+        """Return the DDLs that one of the two has, in whatever order they became known."""
+        ts = max(self.ts, other.ts)
+        return DoneDdls(ts, frozenset(commit_ts for commit_ts in self.later | other.later if commit_ts > ts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedStatus:
-    """How far a changefeed has come. Every change up to `checkpoint_ts` and every DDL up to `ddl_ts` is on
-    the remote, but for those of tables that are left out.
+    """How far a changefeed has come. Every change up to `checkpoint_ts`, every DDL up to `ddl_ts` and those
+    at `later_ddls` are on the remote, but for those of tables that are left out.
 
     This status and the stored dispatchers describe the files at `location` only. The files there begin with
     the changes after `location_ts`. `location` is empty before the first start, and None when an earlier
@@ -201,6 +228,17 @@ class ChangefeedStatus:
     location_ts: int = 0
     warning: str = ""
     left_out: tuple[LeftOutTable, ...] = ()
+    later_ddls: tuple[int, ...] = ()
+
+    @property
+    def done_ddls(self) -> DoneDdls:
+        """The DDLs that are on the remote."""
+        return DoneDdls(self.ddl_ts, frozenset(self.later_ddls))
+
+    def with_done_ddls(self, done: DoneDdls) -> "ChangefeedStatus":
+        """Return this status with the DDLs that it has and more."""
+        merged = self.done_ddls.merge(done)
+        return replace(self, ddl_ts=merged.ts, later_ddls=tuple(sorted(merged.later)))
 
     @classmethod
     def of_new(cls, info: ChangefeedInfo) -> Self:
@@ -214,7 +252,7 @@ class ChangefeedStatus:
     def at_new_location(self, location: str, info: ChangefeedInfo) -> "ChangefeedStatus":
         """Return this status at the start of another location, which has nothing after the checkpoint."""
         ddl_ts = max(self.checkpoint_ts, info.start_ts)
-        return replace(self, ddl_ts=ddl_ts, location=location, location_ts=self.checkpoint_ts)
+        return replace(self, ddl_ts=ddl_ts, later_ddls=(), location=location, location_ts=self.checkpoint_ts)
 
     def to_json(self) -> bytes:
         """Return the stored form."""
@@ -227,6 +265,7 @@ class ChangefeedStatus:
             "location_ts": self.location_ts,
             "warning": self.warning,
             "left_out": [asdict(table) for table in self.left_out],
+            "later_ddls": list(self.later_ddls),
         }
         return json.dumps(tree, sort_keys=True).encode()
 
@@ -244,6 +283,7 @@ class ChangefeedStatus:
                 location_ts=int(tree.get("location_ts", 0)),
                 warning=str(tree.get("warning", "")),
                 left_out=tuple(map(LeftOutTable.from_json, tree.get("left_out", ()))),
+                later_ddls=tuple(map(int, tree.get("later_ddls", ()))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(
@@ -364,16 +404,17 @@ class ProgressStore(Protocol):
         added: Sequence[DispatcherRecord],
         removed: Iterable[str],
         *,
-        ddl_ts: int | None = None,
+        done: DoneDdls | None = None,
         left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
-        """Add and remove dispatchers in one write, together with the `ddl_ts` that leads to them.
+        """Add and remove dispatchers in one write, together with the DDLs that lead to them.
 
-        `left_out` replaces the tables without which the changefeed goes on; None leaves them as they are.
+        `done` is added to the DDLs that are done. `left_out` replaces the tables without which the changefeed
+        goes on; None leaves them as they are.
         """
 
-    async def ddl_ts(self) -> int:
-        """Return the last DDL that is on the remote; the stored dispatchers are those after it."""
+    async def done_ddls(self) -> DoneDdls:
+        """Return the DDLs that are on the remote; the stored dispatchers are those after them."""
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
         """Store what each file will hold before it is written, in place of its dispatcher's last file."""

@@ -1,20 +1,33 @@
 """Where the dispatchers of a changefeed begin: at its start, and again after every stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
-from penstock.changefeeds.ddl_barrier import BlockEvent, ReplicatedTables, block_events, existing_left_out
+from penstock.changefeeds.ddl_barrier import (
+    BlockEvent,
+    ReplicatedTables,
+    block_events,
+    existing_left_out,
+    find_done,
+)
 from penstock.changefeeds.dispatcher import Dispatcher
 from penstock.changefeeds.filters import TableFilter
-from penstock.changefeeds.model import DispatcherRecord, LeftOutTable, PendingFile, ProgressStore
+from penstock.changefeeds.model import (
+    DispatcherRecord,
+    DoneDdls,
+    LeftOutTable,
+    PendingFile,
+    ProgressStore,
+)
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.changes.limits import ReadLimit
 from penstock.clock import Clock
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventloop import call_in_thread
 from penstock.eventstore.schema_version import SchemaVersion
+from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.follow.source import SliceSource
 
@@ -55,10 +68,10 @@ class ChangefeedOptions:
 
 @dataclass(frozen=True, slots=True)
 class RestoredProgress:
-    """A changefeed that is ready to go on from its stored progress. DDLs up to `ddl_ts` are done."""
+    """A changefeed that is ready to go on from its stored progress."""
 
     checkpoint_ts: int
-    ddl_ts: int
+    done: DoneDdls
     tables: ReplicatedTables
     dispatchers: tuple[Dispatcher, ...]
     left_out: tuple[LeftOutTable, ...] = ()
@@ -99,25 +112,34 @@ class _Resumption:
         await self._settle_location()
         checkpoint_ts = await self.progress.checkpoint_ts()
         # A DDL holds the checkpoint until it is done, so those up to the checkpoint are done.
-        ddl_ts = max(await self.progress.ddl_ts(), checkpoint_ts)
-        await self._wait_for_ddls(ddl_ts)
-        existing = self.source.tables(ddl_ts)
+        done = (await self.progress.done_ddls()).merge(DoneDdls(checkpoint_ts))
+        await self._wait_for_ddls(done.last_ts)
+        existing = self.source.tables(done.ts)
+        events = self.source.ddls(done.ts, done.last_ts) if done.later else []
         stored = await self.progress.dispatchers()
-        self._check_history(stored, existing, ddl_ts)
+        self._check_history(stored, existing, done.ts, [event for event in events if event.commit_ts in done])
         known = await self.progress.left_out()
         table_filter = without_unsent(self.options.tables, known)
-        replicated = [schema for schema in existing if table_filter.matches(schema)]
-        tables = ReplicatedTables(replicated)
-        named = [*existing, *self.source.unreadable(ddl_ts)]
+        tables = ReplicatedTables(schema for schema in existing if table_filter.matches(schema))
+        later = find_done(list(block_events(events, table_filter)), done)
+        done = replace(done, later=done.later.union(block.commit_ts for block in later))
+        for block in later:
+            tables = tables.after(block)
+        named = [*existing, *self.source.unreadable(done.ts)]
         left_out = existing_left_out(known, tables, filter(self.options.tables.matches, named))
         out = {table.table_id for table in left_out}
         await self.source.hold(
             tuple(table_id for table_id in tables.ids() if table_id not in out), checkpoint_ts
         )
-        records = await self._match_records(stored, replicated, tables, ddl_ts, out)
+        begun = {
+            table_id: block.begin_position(table_id)
+            for block in later
+            for table_id in block.later_ids - block.table_ids
+        }
+        records = await self._match_records(stored, tables, done.ts, begun, out)
         if len(left_out) < len(known):
             await self.progress.change_dispatchers((), (), left_out=left_out)
-        passed = self._passed_ddls(tables, table_filter, checkpoint_ts, ddl_ts)
+        passed = self._passed_ddls(tables, table_filter, checkpoint_ts, done.ts, later)
         positions = await self._find_positions(records, checkpoint_ts)
         dispatchers = tuple(
             Dispatcher(
@@ -125,7 +147,7 @@ class _Resumption:
             )
             for record, position in zip(records, positions, strict=True)
         )
-        return RestoredProgress(checkpoint_ts, ddl_ts, tables, dispatchers, tuple(left_out))
+        return RestoredProgress(checkpoint_ts, done, tables, dispatchers, tuple(left_out))
 
     async def _settle_location(self) -> None:
         """Make the stored progress describe the location that is written to.
@@ -153,14 +175,19 @@ class _Resumption:
             await self.clock.sleep(_POLL_S)
 
     def _check_history(
-        self, records: Iterable[DispatcherRecord], existing: Iterable[SchemaVersion], ddl_ts: int
+        self,
+        records: Iterable[DispatcherRecord],
+        existing: Iterable[SchemaVersion],
+        ddl_ts: int,
+        later: Iterable[DdlEvent] = (),
     ) -> None:
-        """Raise StaleRead unless every table with a dispatcher is among those that existed at `ddl_ts`.
+        """Raise StaleRead unless every table with a dispatcher existed at `ddl_ts`, or a later DDL made it.
 
         Once its history is collected, the cluster keeps only the newest description of a table, and none of
         a dropped one. The changes of such a table up to that DDL would be missing without notice.
         """
-        ids = {table_id for schema in existing for table_id in schema.table.physical_ids}
+        made = (change.after for event in later for change in event.tables if change.after is not None)
+        ids = {table_id for schema in chain(existing, made) for table_id in schema.table.physical_ids}
         for record in records:
             if record.span.table_id not in ids:
                 raise StaleRead(
@@ -170,21 +197,22 @@ class _Resumption:
     async def _match_records(
         self,
         stored: Sequence[DispatcherRecord],
-        replicated: Sequence[SchemaVersion],
         tables: ReplicatedTables,
         ddl_ts: int,
+        begun: Mapping[int, Position],
         left_out: Collection[int],
     ) -> list[DispatcherRecord]:
         """Return the dispatchers of the replicated tables; store them if they differ from the stored ones.
 
-        Tables that are left out get none.
+        Tables that are left out get none. New dispatchers begin at `ddl_ts`, those of tables that a later DDL
+        brought where `begun` says.
         """
         served = {record.span.table_id for record in stored}.union(left_out)
         begin = self.options.begin if ddl_ts == self.options.begin.ts else Position(ddl_ts)
-        new = [schema for schema in replicated if not served.issuperset(schema.table.physical_ids)]
+        new = [schema for schema in tables.schemas() if not served.issuperset(schema.table.physical_ids)]
         split_points = await self._split_points(new, begin.ts)
         added = [
-            DispatcherRecord(span, begin)
+            DispatcherRecord(span, begun.get(table_id, begin))
             for table_id in tables.ids()
             if table_id not in served
             for span in self._spans(table_id, split_points.get(table_id, ()))
@@ -234,7 +262,12 @@ class _Resumption:
         return [TableSpan.of(self.changefeed_id, table_id, low, high) for low, high in pairwise(bounds)]
 
     def _passed_ddls(
-        self, tables: ReplicatedTables, table_filter: TableFilter, checkpoint_ts: int, ddl_ts: int
+        self,
+        tables: ReplicatedTables,
+        table_filter: TableFilter,
+        checkpoint_ts: int,
+        ddl_ts: int,
+        later: Iterable[BlockEvent],
     ) -> dict[int, Position]:
         """Return for each table the end of what was drained for the last of its DDLs that is done.
 
@@ -245,7 +278,7 @@ class _Resumption:
         done: Iterable[BlockEvent] = ()
         if checkpoint_ts < ddl_ts:
             done = block_events(self.source.ddls(checkpoint_ts, ddl_ts), table_filter)
-        for block in done:
+        for block in chain(done, later):
             for table_id in tables.blocked_ids(block):
                 passed[table_id] = Position(block.commit_ts - 1)
         return passed

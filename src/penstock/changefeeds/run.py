@@ -72,7 +72,7 @@ class ChangefeedRun:
             dispatchers=self._dispatchers,
             tables=resumed.tables,
             left_out=resumed.left_out,
-            known_ts=resumed.ddl_ts,
+            done=resumed.done,
             table_filter=without_unsent(options.tables, resumed.left_out),
             failures=failures,
         )
@@ -111,7 +111,7 @@ class ChangefeedRun:
 
     async def _drive(self, serving: "asyncio.Task[None]") -> None:
         self._spawn(self._watch(serving))
-        self._spawn(self._ddls.run(self._go_on))
+        self._spawn(self._ddls.run(self._go_on, self._spawn))
         self._go_on(list(self._dispatchers))
         main = asyncio.create_task(self._tick_to_the_end())
         try:

@@ -19,6 +19,7 @@ from penstock.changefeeds.model import (
     ChangefeedState,
     ChangefeedStatus,
     DispatcherRecord,
+    DoneDdls,
     LeftOutTable,
     PendingFile,
     account_changefeed_id,
@@ -379,9 +380,9 @@ class LeasedProgress:
         """Store a checkpoint, unless the stored one is later."""
         await self._change_status(lambda status: replace(status, checkpoint_ts=max(ts, status.checkpoint_ts)))
 
-    async def ddl_ts(self) -> int:
-        """Return the last DDL that is on the remote."""
-        return (await self.get_record()).status.ddl_ts
+    async def done_ddls(self) -> DoneDdls:
+        """Return the DDLs that are on the remote."""
+        return (await self.get_record()).status.done_ddls
 
     async def dispatchers(self) -> list[DispatcherRecord]:
         """Return every stored dispatcher."""
@@ -399,10 +400,12 @@ class LeasedProgress:
         added: Sequence[DispatcherRecord],
         removed: Iterable[str],
         *,
-        ddl_ts: int | None = None,
+        done: DoneDdls | None = None,
         left_out: Sequence[LeftOutTable] | None = None,
     ) -> None:
-        """Add and remove dispatchers, and store `ddl_ts` and the tables left out, in one transaction."""
+        """Add and remove dispatchers, and store DDLs that are done and the tables left out, in one
+        transaction.
+        """
         gone = list(removed)
 
         async def change(txn: AsyncTransaction) -> None:
@@ -410,14 +413,13 @@ class LeasedProgress:
                 await txn.delete(self._keys.dispatcher(dispatcher_id))
             for record in added:
                 await txn.put(self._keys.dispatcher(record.span.id), write_dispatcher(record))
-            if ddl_ts is None and left_out is None:
+            if done is None and left_out is None:
                 return
             status = (await get_changefeed(txn, self.changefeed_id, self._keyring)).status
-            status = replace(
-                status,
-                ddl_ts=max(ddl_ts or 0, status.ddl_ts),
-                left_out=status.left_out if left_out is None else tuple(left_out),
-            )
+            if done is not None:
+                status = status.with_done_ddls(done)
+            if left_out is not None:
+                status = replace(status, left_out=tuple(left_out))
             await txn.put(self._keys.status, status.to_json())
 
         await self._lease.write(change)

@@ -7,7 +7,7 @@ slice a 30 | none a            what the read gave
 wake a | flush a               the sink acknowledges the oldest
 drained a                      the sink has everything of it
 vanish a                       it is no more
-written                        the DDL that is open is on the remote and kept
+written 30                     the DDL is on the remote and kept
 ended a                        the DDL that was written last left nothing of it
 """
 
@@ -37,7 +37,7 @@ class Stage:
         self.asked: dict[str, Read] = {}
         self.unwoken: dict[str, list[DmlEvent]] = {}
         self.unflushed: dict[str, list[DmlEvent]] = {}
-        self.verdict: object = None
+        self.verdicts: dict[int, object] = {}
 
     def run(self, command: str) -> None:
         verb, *words = command.split()
@@ -98,10 +98,11 @@ class Stage:
         self.dispatchers.pop(name).end()
         self.barrier.vanish(name)
 
-    def do_written(self) -> None:
-        ts, _, _ = self.ddls.pop(0)
-        self.barrier.finish()
-        self.verdict = None
+    def do_written(self, at: str) -> None:
+        ts = int(at)
+        self.ddls = [ddl for ddl in self.ddls if ddl[0] != ts]
+        self.barrier.finish(ts)
+        del self.verdicts[ts]
         for name, it in self.dispatchers.items():
             if it.state is DispatcherState.WAITING and it.position == Position(ts - 1):
                 it.pass_ddl()
@@ -123,15 +124,17 @@ class Stage:
             self.told.append(f"{name} drains for {step.ddl_ts}")
 
     def _decide(self) -> None:
-        if self.barrier.open_ts is None and self.ddls:
-            ts, names, database = self.ddls[0]
-            there = [each for each in names if each in self.dispatchers]
-            self.barrier.open(ts, there, trigger_writes=database)
-        verdict = self.barrier.decide()
-        if verdict is not None and verdict != self.verdict:
-            self.verdict = verdict
-            passing = " ".join(verdict.passing) or "nobody"
-            self.told.append(f"{verdict.writer} writes {verdict.ddl_ts}, then {passing} may pass")
+        earlier: set[str] = set()
+        for ts, names, database in self.ddls:
+            if not self.barrier.is_open(ts) and earlier.isdisjoint(names):
+                there = [each for each in names if each in self.dispatchers]
+                self.barrier.open(ts, there, trigger_writes=database)
+            earlier.update(names)
+        for verdict in self.barrier.decide():
+            if verdict != self.verdicts.get(verdict.ddl_ts):
+                self.verdicts[verdict.ddl_ts] = verdict
+                passing = " ".join(verdict.passing) or "nobody"
+                self.told.append(f"{verdict.writer} writes {verdict.ddl_ts}, then {passing} may pass")
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=[path.stem for path in SCENARIOS])

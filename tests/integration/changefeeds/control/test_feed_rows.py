@@ -18,6 +18,7 @@ from penstock.changefeeds.model import (
     ChangefeedRecord,
     ChangefeedState,
     DispatcherRecord,
+    DoneDdls,
     LeftOutTable,
     PendingFile,
 )
@@ -115,7 +116,9 @@ async def test_progress_is_there_for_the_next_run(store: WarmStore) -> None:
         await first.change_dispatchers([one, two], [])
         await first.begin_files([pending(one, 1), pending(two, 1)])
         await first.begin_files([pending(one, 2)])
-        await first.change_dispatchers([three], [two.span.id], ddl_ts=300)
+        await first.change_dispatchers([three], [two.span.id], done=DoneDdls(300, frozenset({400})))
+        earlier = DoneDdls(200, frozenset({290, 350}))  # nothing is taken back
+        await first.change_dispatchers([], [], done=earlier)
         await first.keep_checkpoint(250)
         await first.keep_checkpoint(240)  # an older one changes nothing
         out = LeftOutTable(table_id=7, name="shop.odd", reason="its type is unknown", since_ts=200)
@@ -129,7 +132,7 @@ async def test_progress_is_there_for_the_next_run(store: WarmStore) -> None:
             three,
         ]
         assert await second.checkpoint_ts() == 250
-        assert await second.ddl_ts() == 300
+        assert await second.done_ddls() == DoneDdls(300, frozenset({350, 400}))
         assert await second.left_out() == (out,)
         status = (await second.get_record()).status
         assert (status.warning, status.error) == ("it goes on without shop.odd", "")
@@ -355,13 +358,14 @@ async def test_at_another_place_nothing_that_was_kept_of_the_former_counts(store
         assert await run.location() == ""
         await run.begin_at("old", is_new=True)
         assert (await feeds.get("moved")).status.location_ts == 99
-        await run.change_dispatchers([kept(1), kept(2)], [], ddl_ts=300)
+        await run.change_dispatchers([kept(1), kept(2)], [], done=DoneDdls(300, frozenset({400})))
         await run.begin_files([pending(kept(1), 1)])
         await run.keep_checkpoint(250)
         assert (await feeds.get("moved")).begins_with_rows
         await run.begin_at("new", is_new=True)
         assert await run.dispatchers() == []
-        assert (await run.location(), await run.ddl_ts(), await run.checkpoint_ts()) == ("new", 250, 250)
+        assert await run.location() == "new"
+        assert (await run.done_ddls(), await run.checkpoint_ts()) == (DoneDdls(250), 250)
         feed = await feeds.get("moved")
         assert (feed.begins_with_rows, feed.start_ts) == (False, 250)
         await run.change_dispatchers([kept(1)], [])

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
-from penstock.changefeeds.model import ChangefeedState
+from penstock.changefeeds.model import ChangefeedState, DoneDdls
 from penstock.follow.slices import Position
 from support.ddlevents import (
     alter_table,
@@ -280,7 +280,7 @@ async def test_a_table_that_leaves_the_filter_and_comes_back_is_not_let_go_in_be
     left = w.source.ddl(rename_tables(20, (A, "other.t")))
     w.source.put(1, 25)
     (out,) = (change.after for change in left.tables)
-    w.source.ddl(alter_table(30, B))
+    w.source.ddl(create_database(30, "shop"))  # it blocks what is in the database, and waits for B
     w.source.ddl(rename_tables(40, (out, "shop.t")))
     w.source.put(1, 45)
     w.source.lagging[2] = 28
@@ -343,19 +343,89 @@ async def test_ddls_of_the_same_commit_are_done_together(world) -> None:
     assert len(w.progress.kept) == 1
 
 
-async def test_ddls_are_done_in_order_over_all_tables(world) -> None:
+def ddl_times(w) -> list[int]:
+    return [event.commit_ts for event in w.remote.ddls]
+
+
+async def test_a_ddl_is_written_while_another_table_drains_and_the_checkpoint_waits_for_both(world) -> None:
     w = world(A, B)
+    w.source.put(1, 15)
+    w.source.put(2, 15)
     w.source.ddl(alter_table(20, A))
     w.source.ddl(alter_table(30, B))
+    w.source.put(2, 40)
+    w.source.advance(50)
+    held = asyncio.Event()
+    w.prepare = lambda sink: sink.drains_held_of.update({1: held})
+    w.start()
+    await w.until(lambda: (2, 40, b"row") in w.rows())
+    await w.settle()
+    assert ddl_times(w) == [30]
+    assert w.progress.done == DoneDdls(10, frozenset({30}))
+    assert w.feed.checkpoint_ts == 19
+    held.set()
+    await w.reached(50)
+    assert ddl_times(w) == [30, 20]
+    assert w.progress.done == DoneDdls(30)
+    assert sorted(w.rows()) == [(1, 15, b"row"), (2, 15, b"row"), (2, 40, b"row")]
+
+
+async def test_a_ddl_is_written_while_the_files_of_another_one_hang(world) -> None:
+    w = world(A, B)
+    w.source.ddl(alter_table(20, A))
+    w.source.ddl(truncate_table(30, B, 7))
+    w.source.put(7, 40)
+    w.source.advance(50)
+    held = asyncio.Event()
+    w.prepare = lambda sink: sink.ddls_held.update({20: held})
+    w.start()
+    await w.until(lambda: (7, 40, b"row") in w.rows())
+    await w.settle()
+    assert ddl_times(w) == [30]
+    assert w.feed.checkpoint_ts == 19
+    held.set()
+    await w.reached(50)
+    assert ddl_times(w) == [30, 20]
+    assert {record.span.table_id for record in w.progress.kept.values()} == {1, 7}
+
+
+async def test_ddls_that_overlap_are_done_in_order(world) -> None:
+    other = table_schema(3, "other.t")
+    w = world(A, B, other)
+    w.source.ddl(alter_table(20, A))
+    renamed = w.source.ddl(rename_tables(25, (A, "shop.x"), (B, "shop.y")))
+    w.source.ddl(create_table(30, table_schema(4, "shop.t1")))  # a name that the rename leaves
+    w.source.ddl(alter_table(35, other))
+    after = [change.after for change in renamed.tables]
+    w.source.ddl(drop_database(40, "shop", [*after, table_schema(4, "shop.t1")]))
+    w.source.ddl(create_database(45, "shop"))
     w.source.lagging[1] = 12
     w.source.advance(50)
     w.start()
-    await w.until(lambda: "drain 2 for 30" in w.log)
+    await w.until(lambda: bool(w.remote.ddls))
     await w.settle()
-    assert not w.remote.ddls
+    assert ddl_times(w) == [35]
     del w.source.lagging[1]
     await w.reached(50)
-    assert [each.commit_ts for each in w.remote.ddls] == [20, 30]
+    assert ddl_times(w) == [35, 20, 25, 30, 40, 45]
+
+
+async def test_a_table_that_comes_back_begins_after_nothing_is_left_of_its_dispatcher(world) -> None:
+    w = world(A, patterns=("shop.*",))
+    left = w.source.ddl(rename_tables(20, (A, "other.t")))
+    (out,) = (change.after for change in left.tables)
+    w.source.ddl(rename_tables(30, (out, "shop.t")))
+    w.source.put(1, 40)
+    w.source.advance(50)
+    held = asyncio.Event()
+    w.prepare = lambda sink: setattr(sink, "removals_held", held)
+    w.start()
+    await w.until(lambda: w.progress.done_ddl_ts == 20)
+    await w.settle()
+    assert ddl_times(w) == [20]
+    held.set()
+    await w.reached(50)
+    assert w.rows() == [(1, 40, b"row")]
 
 
 async def test_partitions_have_dispatchers_of_their_own(world) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.changefeeds.model import ChangefeedState
+from penstock.changefeeds.model import ChangefeedState, DoneDdls
 from penstock.errors import Corrupt, Denied, Fenced, Invalid, StaleRead, Unavailable
 from penstock.follow.slices import Position
 from support.ddlevents import alter_table, create_table, drop_table, table_schema, truncate_table
@@ -163,6 +163,46 @@ async def test_a_dispatcher_goes_on_after_the_last_ddl_that_it_passed_although_i
     await w.until(lambda: (1, 40, b"row") in w.rows())
     assert w.source.slice_calls[-1][1] == Position(29)
     assert w.rows() == [(1, 20, b"row"), (1, 40, b"row")]
+
+
+@pytest.mark.parametrize("patterns", [("*.*",), ("shop.*",)])
+async def test_ddls_that_were_done_before_earlier_ones_are_not_done_again(world, patterns) -> None:
+    c, d, other = table_schema(3), table_schema(5), table_schema(4, "other.t")
+    w = world(A, B, c, d, other, patterns=("shop.*",))
+    w.source.lagging[1] = 12
+    w.source.put(2, 15)
+    w.source.ddl(alter_table(20, A))
+    w.source.ddl(alter_table(22, d))
+    w.source.ddl(truncate_table(25, B, 7))
+    w.source.ddl(create_table(30, table_schema(8)))
+    w.source.ddl(drop_table(35, c))
+    for table_id in (7, 8):
+        w.source.put(table_id, 40)
+    w.source.advance(50)
+    w.start()
+    later = frozenset({22, 25, 30, 35})
+    await w.until(
+        lambda: {(7, 40, b"row"), (8, 40, b"row")} <= set(w.rows()) and w.progress.done.later == later
+    )
+    await w.kill()
+    assert w.progress.done == DoneDdls(10, later)
+    assert w.progress.checkpoints[-1] == 12
+    w.patterns = patterns
+    w.source.put(5, 60)
+    w.source.put(7, 60)
+    w.source.advance(65)
+    w.start()
+    await w.until(lambda: {(5, 60, b"row"), (7, 60, b"row")} <= set(w.rows()))
+    await w.settle()
+    assert w.feed.checkpoint_ts == 12
+    del w.source.lagging[1]
+    await w.reached(65)
+    *before, last = [event.commit_ts for event in w.remote.ddls]
+    assert (sorted(before), last) == (sorted(later), 20)
+    assert sorted(w.rows()) == [
+        (table_id, ts, b"row") for table_id, ts in ((2, 15), (5, 60), (7, 40), (7, 60), (8, 40))
+    ]
+    assert {record.span.table_id for record in w.progress.kept.values()} - {4} == {1, 5, 7, 8}
 
 
 async def test_the_same_dispatchers_come_back_after_a_restart(world) -> None:
