@@ -45,7 +45,7 @@ judges: setup # TiDB and TiCDC's storage consumer say whether we are right; need
 
 setup: java $(STAMP) connectors classes
 
-connectors: java $(STAMP) # jars of Delta and Iceberg for Spark; without a network, their tests are skipped
+connectors: java $(STAMP) # jars of Delta, Iceberg and Kafka for Spark; without a network, their tests are skipped
 	@$(BIN)/python tools/fetch_connectors.py
 
 classes: java $(STAMP) # Spark's classes as Java has them in memory: every session starts faster

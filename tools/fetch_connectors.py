@@ -10,7 +10,7 @@ names = tuple(connector.name for connector in connectors.CONNECTORS.get(connecto
 wanted = SparkSettings.model_validate({"connectors": names})
 try:
     if connectors.missing_jars(connectors.needed_jars(wanted), connectors.jar_folder(wanted)):
-        sys.stdout.write(f"fetching Spark's connectors for {' and '.join(names)}, about 60 MB\n")
+        sys.stdout.write(f"fetching Spark's connectors for {' and '.join(names)}, about 70 MB\n")
         sys.stdout.flush()
         connectors.session_conf(wanted)
 except PenstockError as error:

@@ -83,7 +83,7 @@ class SparkSettings(Frozen):
     """Lowest level of the log lines that Spark writes to the console."""
     pools: dict[str, PoolSettings] = Field({})
     """Pools by account. An account without one has a pool of weight 1."""
-    connectors: tuple[Literal["delta", "iceberg"], ...] = ()
+    connectors: tuple[Literal["delta", "iceberg", "kafka"], ...] = ()
     """Connectors that the session gets. Their jars are fetched once, at the latest when a session starts."""
     connectors_dir: Path | None = None
     """Folder for the jars of connectors; by default penstock/jars in the user's cache folder."""

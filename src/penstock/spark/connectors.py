@@ -1,4 +1,4 @@
-"""Spark's connectors for Delta and Iceberg: which jars fit which Spark, where they lie, how they get there.
+"""Spark's connectors for Delta, Iceberg and Kafka: which jars fit which Spark, and how they get here.
 
 `CONNECTORS` is the table. A jar is fetched once, by its coordinates, with the Ivy that Spark itself uses:
 from Maven Central, or from the mirror of an Ivy settings file. It is kept in a folder of ours and used only
@@ -66,8 +66,8 @@ class Connector:
     name: str
     artifact: str
     """What the names of all its versions begin with."""
-    extension: str
-    """Its entry of `spark.sql.extensions`."""
+    extension: str | None
+    """Its entry of `spark.sql.extensions`, if it has one."""
     catalog: str | None
     """What `spark_catalog` has to be; None where the user names catalogs, as with Iceberg."""
     jars: tuple[Jar, ...]
@@ -112,6 +112,32 @@ def _iceberg(jar: Jar) -> Connector:
     return Connector("iceberg", "iceberg-spark-runtime", extension, None, (jar,))
 
 
+_KAFKA = Connector(
+    "kafka",
+    "spark-sql-kafka",
+    None,
+    None,
+    (
+        Jar(
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3",
+            "cb31ffd9c8f5527dba061db8af671d295562092e4f3f5ff42fc249fab8a8fde6",
+        ),
+        Jar(
+            "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+            "f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767",
+        ),
+        Jar(
+            "org.apache.kafka:kafka-clients:3.9.1",
+            "7568b998572d256f0b7bc0afdc1b7a2588b8b08415c62ce314c864a6851ae9d9",
+        ),
+        Jar(
+            "org.apache.commons:commons-pool2:2.12.1",
+            "5273c8bc8c0dca2211175c0d27efbd7228efae99689aac001a8e1ef8e872e9ef",
+        ),
+    ),
+)
+
+
 CONNECTORS: Mapping[str, tuple[Connector, ...]] = {
     "4.1": (
         _delta(
@@ -126,6 +152,7 @@ CONNECTORS: Mapping[str, tuple[Connector, ...]] = {
                 "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82",
             )
         ),
+        _KAFKA,
     ),
     "4.2": (
         _delta(
@@ -321,7 +348,9 @@ def session_conf(wanted: SparkSettings) -> dict[str, str]:
         fetch_jars(jars, folder, wanted.conf.get(_IVY_SETTINGS))
     conf = {
         _JARS: _joined(wanted.conf.get(_JARS), [str(folder / jar.file_name) for jar in jars]),
-        _EXTENSIONS: _joined(wanted.conf.get(_EXTENSIONS), [connector.extension for connector in chosen]),
+        _EXTENSIONS: _joined(
+            wanted.conf.get(_EXTENSIONS), filter(None, (connector.extension for connector in chosen))
+        ),
     }
     for connector in chosen:
         if connector.catalog is not None:
@@ -344,7 +373,7 @@ def _joined(given: str | None, ours: Iterable[str]) -> str:
 
 
 def connector_conf(*names: str) -> dict[str, str]:
-    """Return the configuration of a session that you build yourself, for the connectors `delta`, `iceberg`.
+    """Return what a session that you build yourself needs for connectors: `delta`, `iceberg`, `kafka`.
 
     For example `SparkSession.builder.config(map=connector_conf("delta"))`. Raises as `session_conf` does.
     """

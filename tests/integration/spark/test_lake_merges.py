@@ -139,3 +139,12 @@ def test_a_lake_table_follows_its_source_and_a_replayed_batch_commits_nothing(
 def test_the_guide_shows_the_code_that_is_tested():
     shown = EXAMPLE.read_text().partition("FEED_COLUMNS =")[2]
     assert shown in (ROOT / "docs" / "lakemerge.md").read_text()
+
+
+@needs("kafka")
+def test_a_session_has_the_connector_for_kafka(lake: SparkSession) -> None:
+    topic = lake.read.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
+    assert topic.option("subscribe", "orders").load().columns[:4] == ["key", "value", "topic", "partition"]
+    loader = lake.sparkContext._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    assert loader.loadClass("org.apache.kafka.clients.producer.KafkaProducer") is not None
+    assert loader.loadClass("org.apache.commons.pool2.impl.GenericKeyedObjectPool") is not None
