@@ -140,6 +140,43 @@ def test_an_account_has_no_more_changefeeds_than_its_quota(shared: ApiWorld) -> 
     assert create(9) == 201
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"tables": [f"of_ann.*a?b{number}*" for number in range(20_000)]},
+        {"tables": ["of_ann." + "*a" * 20_000]},
+        {"row_filters": [{"tables": ["*.*"], "where": f"id IN ({', '.join(['1'] * 100_000)})"}]},
+        {"row_filters": [{"tables": ["*.*"], "where": "id = 1 OR id = 2"}] * 2000},
+        {"row_filters": [{"tables": ["*.*"] * 30_000, "where": "id = 1"}]},
+        {"column_selectors": [{"tables": ["*.*"], "columns": ["c*" * 9] * 20_000}]},
+        {"sink": {"file-cleanup-cron-spec": f"{','.join(['0-59'] * 20_000)} * * * * *"}},
+    ],
+    ids=["patterns", "a pattern", "a filter", "filters", "tables", "selectors", "a schedule"],
+)
+def test_a_changefeed_that_takes_seconds_to_parse_is_refused_unparsed(
+    shared: ApiWorld, hostile: dict[str, Any]
+) -> None:
+    """Parsing holds Python's lock: nobody else gets an answer meanwhile, nor in the process that runs it."""
+    client = shared.client("ann")
+    uri = f"file://{shared.folder}/out/long?protocol=csv"
+    made = client.post(FEEDS, json={"id": "long", "sink_uri": uri, "tables": ["of_ann.*"], **hostile})
+    assert made.status_code == 400, made.text[:300]
+    assert "more than" in made.json()["detail"]
+    assert client.patch(f"{FEEDS}/long", json=hostile).status_code == 400
+
+
+def test_a_changefeed_may_name_a_thousand_tables(shared: ApiWorld) -> None:
+    client = shared.client("ann")
+    wish = {
+        "id": "thousand",
+        "sink_uri": f"file://{shared.folder}/out/thousand?protocol=csv",
+        "tables": [f"of_ann.table_of_some_length_{number}" for number in range(1000)],
+        "row_filters": [{"tables": ["of_ann.items"], "where": f"id IN ({', '.join(['1'] * 1000)})"}],
+    }
+    assert client.post(FEEDS, json=wish).status_code == 201
+    assert client.delete(f"{FEEDS}/thousand").status_code == 204
+
+
 def test_reads_are_in_the_usage_of_their_account(shared: ApiWorld) -> None:
     before = read_usage(shared.deployment.blocking_client).get("bob", Usage())
     with shared.beside() as url:

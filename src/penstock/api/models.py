@@ -1,7 +1,7 @@
 """The requests and answers of the API."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -11,6 +11,7 @@ from pydantic import (
     SecretStr,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 
 from penstock.jobs.spec import JobSpec
@@ -252,6 +253,17 @@ class ChangefeedDetail(ChangefeedModel):
     settings: dict[str, Any]
 
 
+_PATTERN_CHARS_MAX = 300
+_PATTERNS_CHARS_MAX = 65_536
+_WHERE_CHARS_MAX = 16_384
+_SINK_CHARS_MAX = 65_536
+
+
+def _check_chars(what: str, texts: list[str], chars_max: int) -> None:
+    if sum(map(len, texts)) > chars_max:
+        raise ValueError(f"{what} have more than {chars_max} characters in all; make several changefeeds")
+
+
 class ChangefeedPatch(_Request):
     """Changes of a paused changefeed; omitted fields stay. Fields as in the settings' changefeeds."""
 
@@ -264,6 +276,20 @@ class ChangefeedPatch(_Request):
     row_filters: list[RowFilterSettings] = []
     split_rows: int = Field(0, ge=0)
     ignore_ineligible_table: bool = True
+
+    @model_validator(mode="after")
+    def _is_short(self) -> Self:
+        """Refuse what takes seconds to parse, here and again in the process that runs the changefeed."""
+        patterns = [*self.tables, *(pattern for rule in self.row_filters for pattern in rule.tables)]
+        for selector in self.column_selectors:
+            patterns += [*selector.tables, *selector.columns]
+        sink = [self.sink_uri.get_secret_value(), *self.sink.values(), *self.storage_options.values()]
+        _check_chars("patterns of tables and columns", patterns, _PATTERNS_CHARS_MAX)
+        _check_chars("conditions of row filters", [rule.where for rule in self.row_filters], _WHERE_CHARS_MAX)
+        _check_chars("sink_uri, sink and storage_options", sink, _SINK_CHARS_MAX)
+        if any(len(pattern) > _PATTERN_CHARS_MAX for pattern in patterns):
+            raise ValueError(f"a pattern has more than {_PATTERN_CHARS_MAX} characters; write a shorter one")
+        return self
 
     @property
     def changes(self) -> dict[str, Any]:
