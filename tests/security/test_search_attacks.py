@@ -32,6 +32,7 @@ HOSTILE = (
     "* = 1",
     "іd = 1",  # noqa: RUF001 - a Cyrillic letter
     "_penstock IS NULL",
+    "id BETWEEN SYMMETRIC 2 AND 1",  # a part that is not listed is refused, not passed over
 )
 _WAIT_S = 30.0
 
