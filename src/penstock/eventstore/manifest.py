@@ -451,9 +451,16 @@ def _load(data: bytes, path: str) -> Mapping[str, Any]:
 _DROPPED_FACT = "dropped"
 
 
-def dropped_fact(ts: int) -> dict[str, Any]:
-    """Return the fact that a table was dropped by a commit at `ts`."""
-    return {"kind": _DROPPED_FACT, "ts": ts}
+def dropped_fact(ts: int, *, exact: bool = True) -> dict[str, Any]:
+    """Return the fact that a table was dropped by a commit at `ts`; not `exact`: at `ts` or later."""
+    return {"kind": _DROPPED_FACT, "ts": ts} | ({} if exact else {"exact": False})
+
+
+def knows_end(facts: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a table that is gone was dropped at a known time."""
+    drops = [fact for fact in facts if fact["kind"] == _DROPPED_FACT]
+    last = max(drops, key=lambda fact: int(fact["ts"]), default=None)
+    return last is not None and last.get("exact", True) is True
 
 
 def drop_times(facts: Iterable[Mapping[str, Any]]) -> list[int]:

@@ -13,14 +13,14 @@ from pyarrow import flight
 
 from penstock.changes import collect_changes
 from penstock.clock import SYSTEM, TS_MAX
-from penstock.errors import Invalid, Unavailable
+from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.capture.lease import PREFIX
 from penstock.eventstore.manifest import dropped_ts
 from penstock.eventstore.manifest_log import ManifestLog, Ownership, load
 from penstock.eventstore.objects.flush import FlushPolicy
-from penstock.eventstore.read.find import find_table, list_tables
+from penstock.eventstore.read.find import find_lives, find_table, list_tables
 from penstock.eventstore.read.flight_client import FlightReader, write_ticket
 from penstock.eventstore.read.partition import ReadRange
 from penstock.eventstore.read.snapshot import read_snapshot
@@ -640,6 +640,39 @@ async def test_a_table_dropped_so_long_ago_that_the_cluster_forgot_it_ends(
         ts = load(b.storage, paths.table_root(table_id)).flushed_ts
         view = await b.do(lambda: find_table(ref, "shop.t", at_ts=ts))
         assert [row["id"] for batch in read_snapshot(view, ts) for row in batch.to_pylist()] == [1]
+
+
+@pytest.mark.parametrize("flush_s", [0.1, 3600.0], ids=["flushed", "never flushed"])
+async def test_a_name_is_not_read_before_its_table_when_the_end_of_the_former_one_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush_s: float
+) -> None:
+    """The former table had rows at that moment; the later one, which has the name now, is empty there."""
+    monkeypatch.setattr("penstock.eventstore.capture.capture._LOOK_EVERY_S", 0.2)
+    ref = StorageRef(f"file://{tmp_path}/events")
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        capture = await b.capture(flush_interval_s=flush_s, idle_flush_interval_s=2 * flush_s)
+        if flush_s < 1:
+            await b.flushed(table_id)
+        await capture.stop(flush=False)
+        await b.insert("shop.t", [{"id": 1, "name": "x"}])
+        lost_ts = await b.do(b.client.timestamp)
+        await b.do(b.db.drop_table, "shop.t")
+        await capture_gone(b, "a")
+        now = await b.do(b.client.timestamp)
+        assert await b.do(b.client.gc, now) == now
+        capture = await b.capture()
+        await until(lambda: list_tables(ref) == [] and all(find_lives(ref, "shop.t").values()))
+        await capture.stop()  # what it knows of the former table must be on storage
+        later_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        await b.capture()
+        ts = await b.flushed(later_id)
+        view = await b.do(lambda: find_table(ref, "shop.t", at_ts=ts))
+        assert list(read_snapshot(view, ts)) == []
+        with pytest.raises(StaleRead):
+            list(read_snapshot(await b.do(lambda: find_table(ref, "shop.t", at_ts=lost_ts)), lost_ts))
+        with pytest.raises(StaleRead), collect_changes(view, lost_ts, ts) as handle:
+            list(handle)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -22,7 +22,7 @@ from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.manifest_log import load
-from penstock.eventstore.read.find import find_table, list_tables
+from penstock.eventstore.read.find import find_lives, find_table, list_tables
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.kv import Client
 from penstock.kv.pd import PdClient
@@ -315,7 +315,8 @@ class Life:
             if self.capture.failed.done():
                 self.capture.failed.result()
             flushed = all(load(storage, paths.table_root(each)).flushed_ts >= ts for each in ids)
-            return flushed and self.capture.tables == ids and list_tables(self.storage) == names
+            ended = all(all(find_lives(self.storage, f"shop.{name}").values()) for name in "tpx")
+            return flushed and ended and self.capture.tables == ids and list_tables(self.storage) == names
 
         deadline = SYSTEM.monotonic() + DEADLINE_S
         while not await self.do(settled):

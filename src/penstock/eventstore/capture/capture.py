@@ -400,10 +400,13 @@ class Capture:
 
         Returns whether it was left out. Deletions among the missing changes would never be known. A table
         that is captured for the first time has no such gap; its history begins where the cluster's does, or
-        where the table was created.
+        where the table was created, unless nobody knows until when another table had its name.
         """
         collected_ts = await self._hold_back_gc()
-        if not resolved_ts and self._creation_ts(table.physical_id) <= collected_ts:
+        if not resolved_ts and (
+            self._creation_ts(table.physical_id) <= collected_ts
+            or await asyncio.to_thread(self._names.follows_lost_end, table.physical_id)
+        ):
             begun = {"kind": BEGUN, "ts": collected_ts}  # earlier history is incomplete
             await asyncio.to_thread(self.store.record_fact, table.physical_id, begun)
         if not 0 < resolved_ts < collected_ts:

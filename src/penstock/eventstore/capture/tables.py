@@ -13,7 +13,7 @@ from penstock.clock import TS_MAX
 from penstock.errors import Corrupt, Fenced
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.store import EventStore
-from penstock.eventstore.manifest import dropped_fact, dropped_ts
+from penstock.eventstore.manifest import dropped_fact, dropped_ts, knows_end
 from penstock.eventstore.read.find import NameMarks
 from penstock.eventstore.schema_history import CapturedTable, SchemaHistory
 from penstock.object_storage import ObjectStorage
@@ -70,17 +70,38 @@ class TableNames:
         """End a table that was dropped so long ago that the cluster has collected the drop, too.
 
         Its manifest records as the end the timestamp after its last change, because the time of the drop is
-        unknown.
+        unknown. A table that was never flushed gets a manifest for it: readers of its name would wait for its
+        first flush.
         """
-        if self._lacks_end(table_id):
+        if self._lacks_end(table_id, unflushed=True):
             try:
                 log = manifest_log.ManifestLog.open(self._storage, paths.table_root(table_id), writer="ends")
-                log.commit(facts=[dropped_fact(log.state.flushed_ts + 1)])
+                log.commit(facts=[dropped_fact(log.state.flushed_ts + 1, exact=False)])
             except Fenced as error:
                 _log.info("a newer owner ends the table", extra={"reason": str(error)})
             else:
                 _log.info("table ended: dropped while nobody captured it", extra={"table_id": table_id})
         del self.forgotten[table_id]
+
+    def follows_lost_end(self, table_id: int) -> bool:
+        """Return whether a name of a table belonged to another one, and it is unknown until when.
+
+        The cluster has collected that drop. Before the collection a reader of the name may not get the
+        later table, which was empty then.
+        """
+        names = {(database.lower(), table.lower()) for database, table in self._schemas.names(table_id)}
+        known = {table.physical_id for table in self._schemas.tables_ever()}
+        return any(
+            not names.isdisjoint(others) and not self._has_exact_end(other)
+            for other, others in self._marks.names().items()
+            if other not in known
+        )
+
+    def _has_exact_end(self, table_id: int) -> bool:
+        try:
+            return knows_end(manifest_log.load(self._storage, paths.table_root(table_id)).facts)
+        except Corrupt:  # nobody can read the table either
+            return False
 
     def uninvited(self, patterns: Sequence[str]) -> set[int]:
         """Return the tables on storage that are the job log, unless a pattern is its very name.
@@ -107,8 +128,11 @@ class TableNames:
             self._storage.delete(path)
         self._marks.unmark(table_id)
 
-    def _lacks_end(self, table_id: int) -> bool:
-        """Return whether a table that is gone from the cluster has a manifest that does not say so."""
+    def _lacks_end(self, table_id: int, *, unflushed: bool = False) -> bool:
+        """Return whether a table that is gone from the cluster has a manifest that does not say so.
+
+        With `unflushed`, also whether it has no manifest.
+        """
         try:
             state = manifest_log.load(self._storage, paths.table_root(table_id))
         except Corrupt as error:
@@ -116,7 +140,7 @@ class TableNames:
                 "a dropped table cannot be ended", extra={"table_id": table_id, "reason": str(error)}
             )
             return False
-        return state.seq > 0 and not dropped_ts(state.facts, TS_MAX)
+        return (unflushed or state.seq > 0) and not dropped_ts(state.facts, TS_MAX)
 
 
 def owner_of(table_id: int, captures: Iterable[str]) -> str | None:

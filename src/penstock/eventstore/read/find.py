@@ -84,13 +84,18 @@ def find_table(
 def find_lives(storage: StorageRef, name: str, rows: RangeReader | None = None) -> dict[int, list[Life]]:
     """Return the lives of every physical table that has or had a name, by id; none of an unknown one.
 
-    Raises Unavailable when storage does not answer.
+    A table that ended before its first flush is left out: nothing will be known of it. Raises Unavailable
+    when storage does not answer.
     """
     partitions = _list_marked(storage, _parse(name), _resolver(rows))
     with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
         states = list(pool.map(Partition.state, partitions))
         known = list(pool.map(_lives, states))
-    return {state.table_id: lives for state, lives in zip(states, known, strict=True)}
+    return {
+        state.table_id: lives
+        for state, lives in zip(states, known, strict=True)
+        if lives or not drop_times(state.manifest.facts)
+    }
 
 
 def find_histories(storage: StorageRef, matches: Callable[[str, str], bool]) -> dict[int, PhysicalHistory]:
