@@ -89,11 +89,14 @@ class Transaction:
 
     def __init__(self, txn: AsyncTransaction) -> None:
         self._txn = txn
+        self._start_ts: int | None = None
 
     @property
     def start_ts(self) -> int:
         """The timestamp of the transaction's reads; waits for it the first time."""
-        return _run(self._wait_start_ts())
+        if self._start_ts is None:
+            self._start_ts = _run(self._wait_start_ts())
+        return self._start_ts
 
     async def _wait_start_ts(self) -> int:
         return await self._txn.start_ts
@@ -157,6 +160,27 @@ class Transaction:
             _run(self._txn.insert(key, value))
         else:
             self._txn.writes.insert(key, value)
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write many values at once; a pessimistic transaction locks their keys first."""
+        if self._txn.pessimistic:
+            _run(self._txn.put_many(keys, values))
+        else:
+            self._txn.writes.put_many(keys, values)
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Delete many keys at once; a pessimistic transaction locks them first."""
+        if self._txn.pessimistic:
+            _run(self._txn.delete_many(keys))
+        else:
+            self._txn.writes.delete_many(keys)
+
+    def insert_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write many values of keys that must not exist; KeyExists comes at once or at the commit."""
+        if self._txn.pessimistic:
+            _run(self._txn.insert_many(keys, values))
+        else:
+            self._txn.writes.insert_many(keys, values)
 
     def savepoint(self) -> AbstractContextManager[None]:
         """Return a block whose writes are undone when it raises; locks taken in it stay."""

@@ -7,7 +7,7 @@ taken whatever becomes of the writes around it).
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag, auto
@@ -82,6 +82,22 @@ class MemBuffer:
         else:
             self.bytes_used += len(value) - len(before)
         self._values[key] = value
+
+    def write_new(self, keys: Sequence[bytes], values: Sequence[bytes], flags: KeyFlag) -> bool:
+        """Buffer keys that were never seen before, each once; return False, with nothing done, for others."""
+        fresh = dict(zip(keys, values, strict=True))
+        if len(fresh) < len(keys) or not fresh.keys().isdisjoint(self._values):
+            return False
+        if not fresh.keys().isdisjoint(self._flags):
+            return False
+        if self._levels:
+            self._levels[-1].update(dict.fromkeys(keys, (None, NO_FLAG)))
+        self._values.update(fresh)
+        if flags:
+            self._flags.update(dict.fromkeys(keys, flags))
+        self._added.extend(keys)
+        self.bytes_used += sum(map(len, keys)) + sum(map(len, values))
+        return True
 
     def update_flags(self, key: bytes, *, add: KeyFlag = NO_FLAG, remove: KeyFlag = NO_FLAG) -> None:
         """Change what is known of a key; a new assertion replaces the one before."""
@@ -215,6 +231,15 @@ def check_value(value: object) -> bytes:
     return value
 
 
+def _check_many(keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    if len(keys) != len(values):
+        raise Invalid(f"{len(keys)} keys have {len(values)} values; pass as many values as keys")
+    for key in keys:
+        check_key(key)
+    for value in values:
+        check_value(value)
+
+
 class WriteSet:
     """Puts, inserts and deletes into the membuffer. Every method raises Invalid for a wrong argument."""
 
@@ -245,6 +270,26 @@ class WriteSet:
             known = KeyFlag.NEWLY_INSERTED if self._pessimistic else KeyFlag(0)
             self.buffer.update_flags(key, add=KeyFlag.PRESUME_NOT_EXISTS | known)
         self.buffer.put(key, value)
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write a value for each key."""
+        _check_many(keys, values)
+        if not self.buffer.write_new(keys, values, NO_FLAG):
+            for key, value in zip(keys, values, strict=True):
+                self.buffer.put(key, value)
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Delete keys."""
+        for key in keys:
+            self.buffer.delete(check_key(key))
+
+    def insert_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write a value for each key, none of which may exist; raise KeyExists for one written here."""
+        _check_many(keys, values)
+        known = KeyFlag.NEWLY_INSERTED if self._pessimistic else NO_FLAG
+        if not self.buffer.write_new(keys, values, KeyFlag.PRESUME_NOT_EXISTS | known):
+            for key, value in zip(keys, values, strict=True):
+                self.insert(key, value)
 
     def insert_needs(self, key: bytes) -> InsertNeeds:
         """Return what to lock before a pessimistic insert; raise KeyExists when the key is known to exist."""

@@ -94,12 +94,20 @@ class Mutations:
 
     def committable(self) -> "Mutations":
         """Return the mutations without those that only check and so leave no lock to commit."""
+        if CHECK_NOT_EXISTS not in self.ops:
+            return self
         return self.select(lambda i: self.ops[i] != CHECK_NOT_EXISTS)
 
     def to_protos(self) -> list[kvrpcpb.Mutation]:
         """Return the mutations as messages of a prewrite."""
+        make = kvrpcpb.Mutation
+        if not any(self.assertions):
+            return [
+                make(op=op, key=key, value=value)
+                for op, key, value in zip(self.ops, self.keys, self.values, strict=True)
+            ]
         return [
-            kvrpcpb.Mutation(op=op, key=key, value=value, assertion=assertion)
+            make(op=op, key=key, value=value, assertion=assertion)
             for op, key, value, assertion in zip(
                 self.ops, self.keys, self.values, self.assertions, strict=True
             )
@@ -133,6 +141,8 @@ def collect(buffer: MemBuffer, *, pessimistic: bool, keep: KeepWrite | None = No
 
     `keep` may refuse a put as unnecessary; the key is then only locked, if it was.
     """
+    if keep is None and not pessimistic and (uniform := _collect_inserts(buffer)) is not None:
+        return uniform
     mutations = Mutations()
     append = mutations.append
     for key, value, flags in buffer.entries():
@@ -150,6 +160,18 @@ def collect(buffer: MemBuffer, *, pessimistic: bool, keep: KeepWrite | None = No
             assertion=_assertion_of(flags) if op in (PUT, INSERT, DELETE) else _NO_ASSERTION,
         )
     return mutations
+
+
+def _collect_inserts(buffer: MemBuffer) -> Mutations | None:
+    """Return the mutations of an optimistic bulk insert: each key has a value, to be put or inserted."""
+    keys, ops, values = list(buffer.keys()), [], []
+    for _, value, flags in buffer.entries():
+        if not value or (flags is not NO_FLAG and flags != KeyFlag.PRESUME_NOT_EXISTS):
+            return None
+        values.append(value)
+        ops.append(PUT if flags is NO_FLAG else INSERT)
+    count = len(keys)
+    return Mutations(keys, values, ops, [False] * count, [_NO_ASSERTION] * count)
 
 
 def _op_of(

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -227,6 +227,36 @@ class AsyncTransaction:
                 with measure_command(self._session.clock, "lock_keys"):
                     await opened.locker.lock([key], must_not_exist=needs is InsertNeeds.LOCK_NOT_EXISTING)
         self._writes.insert(key, value)
+
+    async def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write many values at once. A pessimistic transaction locks all keys first, by one call."""
+        self._check_active()
+        if self.pessimistic:
+            await self.lock_keys(keys)
+        self._writes.put_many(keys, values)
+
+    async def insert_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write many values of keys that must not exist; raises what `insert` raises."""
+        self._check_active()
+        if not self.pessimistic:
+            self._writes.insert_many(keys, values)
+            return
+        needs = [(key, self._writes.insert_needs(key)) for key in keys]
+        opened = await self._open()
+        with measure_command(self._session.clock, "lock_keys"):
+            for need in (InsertNeeds.LOCK, InsertNeeds.LOCK_NOT_EXISTING):
+                wanted = [key for key, needed in needs if needed is need]
+                if wanted:
+                    must_not_exist = need is InsertNeeds.LOCK_NOT_EXISTING
+                    await opened.locker.lock(wanted, must_not_exist=must_not_exist)
+        self._writes.insert_many(keys, values)
+
+    async def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Delete many keys at once. A pessimistic transaction locks all of them first, by one call."""
+        self._check_active()
+        if self.pessimistic:
+            await self.lock_keys(keys)
+        self._writes.delete_many(keys)
 
     def savepoint(self) -> AbstractContextManager[None]:
         """Return a block (`with`) whose writes are undone when it raises; locks taken in it stay."""

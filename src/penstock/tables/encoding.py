@@ -1,12 +1,14 @@
-"""Encodes Arrow batches into rows, a column at a time, for bulk inserts.
+"""Encodes values into rows, a column at a time.
 
-A column becomes cells: one binary array, null where the value is null. A batch becomes keys and values; the
-table must have an integer primary key.
+A column of Arrow or Python values becomes cells: one binary array, null where the value is null. Cells of
+several columns become the values of rows.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -157,6 +159,63 @@ _CELLS: dict[Tp, Callable[[FieldType, Any], pa.Array]] = {
 }
 
 
+def value_cells(column: ColumnInfo, values: Sequence[Any]) -> pa.Array:
+    """Return the cells of Python values; raise Invalid, naming the column, if a value does not fit.
+
+    Values of one common type are encoded together, all others one by one. Both give the same bytes.
+    """
+    typed = _typed_array(column.type, values)
+    if typed is not None:
+        try:
+            return _check_cells(column, typed)
+        except Invalid:
+            pass  # one by one, the value that does not fit is refused with its own reason
+    return pa.array([cell_of(check_datum(column, value)) for value in values], pa.binary())
+
+
+def array_cells(column: ColumnInfo, values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return the cells of Arrow values; those of a type that does not cast are taken as Python values."""
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    try:
+        return _check_cells(column, array)
+    except Invalid:
+        return value_cells(column, array.to_pylist())
+
+
+def _typed_array(kind: FieldType, values: Sequence[Any]) -> pa.Array | None:
+    """Return values as Arrow values when all are of the type that the column takes; None otherwise."""
+    found = set(map(type, values)) - {type(None)}
+    if len(found) != 1:
+        return None
+    (only,) = found
+    chosen = _typed_as(kind, only)
+    if chosen is None or (only is datetime and not _are_utc(kind, values)):
+        return None
+    try:
+        return pa.array(values, chosen)
+    except (pa.ArrowException, OverflowError, UnicodeError, ValueError):
+        return None
+
+
+def _typed_as(kind: FieldType, only: type) -> pa.DataType | None:
+    tp = kind.tp
+    if only is int and tp in INTEGER_BITS and arrow_type(kind) != UNSIGNED_LONG:
+        return pa.int64()
+    if only is str and tp in STRINGS and not kind.is_binary:
+        return pa.string()
+    if only is bytes and tp in STRINGS and kind.is_binary:
+        return pa.binary()
+    if only is float and tp in {Tp.FLOAT, Tp.DOUBLE}:
+        return pa.float64()
+    exact = {Decimal: {Tp.NEW_DECIMAL}, date: {Tp.DATE}, datetime: {Tp.DATETIME, Tp.TIMESTAMP}}
+    return arrow_type(kind) if tp in exact.get(only, ()) else None
+
+
+def _are_utc(kind: FieldType, moments: Sequence[Any]) -> bool:
+    zones = {moment.tzinfo for moment in moments if moment is not None}
+    return zones <= ({None, UTC} if kind.tp is Tp.TIMESTAMP else {None})
+
+
 _SMALL_ID_MAX = 0xFF
 _SMALL_DATA_MAX = 0xFFFF
 
@@ -185,8 +244,9 @@ def encode_batch(table: TableInfo, batch: pa.RecordBatch, *, start_ts: int) -> E
         else _default_cells(column, len(batch), start_ts)
         for column in stored
     ]
-    values = _values(stored, cells, len(batch)).to_pylist()
-    return EncodedBatch(_keys(table, handles), values, _primary_keys(primary, handles))
+    values = row_values(stored, cells, len(batch)).to_pylist()
+    keys = join_fixed(record_prefix(table.id), ordered_ints(handles))
+    return EncodedBatch(keys, values, _primary_keys(primary, handles))
 
 
 def _default_cells(column: ColumnInfo, rows: int, start_ts: int) -> pa.Array:
@@ -216,25 +276,36 @@ def _primary_keys(primary: ColumnInfo, handles: Ints) -> list[int]:
     return numbers
 
 
-def _keys(table: TableInfo, handles: Ints) -> list[bytes]:
-    prefix = np.frombuffer(record_prefix(table.id), dtype=np.uint8)
-    keys = np.empty((len(handles), len(prefix) + 8), dtype=np.uint8)
-    keys[:, : len(prefix)] = prefix
-    ordered = handles.view(np.uint64) ^ np.uint64(1 << 63)
-    keys[:, len(prefix) :] = ordered.astype(">u8").view(np.uint8).reshape(-1, 8)
-    whole, size = keys.tobytes(), keys.shape[1]
-    return [whole[at : at + size] for at in range(0, len(whole), size)]
+def ordered_ints(numbers: Ints) -> npt.NDArray[np.uint8]:
+    """Return signed integers as keys have them: eight bytes each, in the order of the numbers."""
+    ordered = numbers.view(np.uint64) ^ np.uint64(1 << 63)
+    return ordered.astype(">u8").view(np.uint8).reshape(-1, 8)
 
 
-def _values(columns: list[ColumnInfo], cells: list[pa.Array], rows: int) -> pa.Array:
-    """Return row values: the head of each row joined with its cells. Rows of one shape have similar heads."""
+def join_fixed(prefix: bytes, tails: npt.NDArray[np.uint8]) -> list[bytes]:
+    """Return a prefix joined with tails of one length, given as the rows of a matrix."""
+    whole = np.empty((len(tails), len(prefix) + tails.shape[1]), dtype=np.uint8)
+    whole[:, : len(prefix)] = np.frombuffer(prefix, dtype=np.uint8)
+    whole[:, len(prefix) :] = tails
+    raw, size = whole.tobytes(), whole.shape[1]
+    return [raw[at : at + size] for at in range(0, len(raw), size)]
+
+
+def row_values(
+    columns: Sequence[ColumnInfo], cells: Sequence[pa.Array], rows: int, *, keep_nulls: bool = False
+) -> pa.Array:
+    """Return the values of rows, given columns in the order of their ids.
+
+    NULLs that a reader sees without them are left out, unless `keep_nulls`. A value is the head of its row
+    joined with the cells; rows of one shape have similar heads.
+    """
     valid = np.array([np.asarray(column.is_valid()) for column in cells], dtype=np.bool_).reshape(
         len(cells), rows
     )
     sizes = np.array([_sizes(column) for column in cells], dtype=np.int64).reshape(len(cells), rows)
     ends = np.cumsum(sizes, axis=0)
     large = (ends[-1] > _SMALL_DATA_MAX) if len(cells) else np.zeros(rows, dtype=np.bool_)
-    heads = _heads(columns, valid, ends, large)
+    heads = _heads(columns, valid, ends, large, keep_nulls=keep_nulls)
     if not cells:
         return heads
     return pc.binary_join_element_wise(heads, *cells, b"", null_handling="replace", null_replacement=b"")
@@ -244,13 +315,22 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
     return np.asarray(pc.binary_length(column).fill_null(0)).astype(np.int64)
 
 
-def _heads(columns: list[ColumnInfo], valid: Mask, ends: npt.NDArray[np.int64], large: Mask) -> pa.Array:
+def _heads(
+    columns: Sequence[ColumnInfo],
+    valid: Mask,
+    ends: npt.NDArray[np.int64],
+    large: Mask,
+    *,
+    keep_nulls: bool,
+) -> pa.Array:
     which = _shapes([*valid, large])
     heads, order = [], []
     for shape in range(int(which.max(initial=-1)) + 1):
         rows = np.flatnonzero(which == shape)
         one = rows[0]
-        heads.append(_shape_heads(columns, valid[:, one], ends[:, rows], large=bool(large[one])))
+        heads.append(
+            _shape_heads(columns, valid[:, one], ends[:, rows], large=bool(large[one]), keep_nulls=keep_nulls)
+        )
         order.append(rows)
     if not heads:
         return pa.array([], pa.binary())
@@ -270,14 +350,19 @@ def _shapes(marks: list[Mask]) -> Ints:
 
 
 def _shape_heads(
-    columns: list[ColumnInfo], filled: Mask, ends: npt.NDArray[np.int64], *, large: bool
+    columns: Sequence[ColumnInfo],
+    filled: Mask,
+    ends: npt.NDArray[np.int64],
+    *,
+    large: bool,
+    keep_nulls: bool,
 ) -> pa.Array:
     """Return the heads of rows that have the same columns filled."""
     ids = [column.id for column, has in zip(columns, filled, strict=True) if has]
     nulls = [
         column.id
         for column, has in zip(columns, filled, strict=True)
-        if not has and not reads_null_when_absent(column)
+        if not has and (keep_nulls or not reads_null_when_absent(column))
     ]
     wide = large or any(number > _SMALL_ID_MAX for number in ids + nulls)
     head = struct.pack("<BBHH", VERSION_2, FLAG_LARGE if wide else 0, len(ids), len(nulls))

@@ -84,13 +84,18 @@ def _value(
 
 
 def _value_v0(handle: Handle | None, options: bytes) -> bytes:
-    if not options:
-        return encode_uint(handle % (1 << 64)) if isinstance(handle, int) else _NON_UNIQUE
-    if isinstance(handle, int):
-        tail = encode_uint(handle % (1 << 64))
-    else:
-        tail = bytes(max(_MIN_BYTES - 1 - len(options), 0))
-    return bytes((len(tail),)) + options + tail
+    return int_handle_value(encode_uint(handle % (1 << 64)) if isinstance(handle, int) else None, options)
+
+
+def int_handle_value(handle: bytes | None, restored: bytes) -> bytes:
+    """Return the value of an entry of a row with an integer handle, None where the key has the handle.
+
+    For an index of a whole table; `restored` is the row of its strings, if their keys lose something.
+    """
+    if not restored:
+        return _NON_UNIQUE if handle is None else handle
+    tail = bytes(max(_MIN_BYTES - 1 - len(restored), 0)) if handle is None else handle
+    return bytes((len(tail),)) + restored + tail
 
 
 def _common(handle: Handle | None) -> bytes:

@@ -1,25 +1,25 @@
 """Changes of a table's rows and index entries in a transaction."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from penstock.kv import Transaction
 from penstock.tables import indexes
 from penstock.tables.auto_ids import AutoIds
+from penstock.tables.batches import RowBatch, RowColumns, columns_of_arrow, columns_of_rows
 from penstock.tables.columns import SchemaState
-from penstock.tables.encoding import encode_batch
 from penstock.tables.indexes import IndexEntry
 from penstock.tables.keys import record_key
 from penstock.tables.online import WriteForm, check_writable
-from penstock.tables.records import Record, check_datum, handle_of, to_record, value_of
+from penstock.tables.records import Record, check_datum, value_of
 from penstock.tables.row_reader import RowReader, RowRef
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexInfo
 from penstock.tables.schema_snapshot import TablePlace
-from penstock.tables.values import from_datum
 
 Row = Mapping[str, Any]
+RowsIn: TypeAlias = "Sequence[Row] | pa.Table | pa.RecordBatch"
 
 
 class _RowChange(NamedTuple):
@@ -50,51 +50,58 @@ class RowWriter(RowReader):
         self._form = WriteForm(place.table)
         check_writable(self.name, place.table)
 
-    def insert(self, rows: Sequence[Row] | pa.Table | pa.RecordBatch) -> list[Any]:
+    def insert(self, rows: RowsIn) -> list[Any]:
         """Add rows and return their primary keys. The commit checks that the keys are new."""
+        return self._insert_batch(self._encode(rows))
+
+    def _encode(self, rows: RowsIn) -> RowBatch:
         if isinstance(rows, pa.Table | pa.RecordBatch):
-            return self._insert_bulk(rows)
-        return self._insert_records([self._record(row) for row in self._fill_numbers(rows)])
+            columns = columns_of_arrow(self.table, rows)
+        else:
+            columns = columns_of_rows(self.table, rows, start_ts=self._txn.start_ts)
+        self._fill_numbers(columns, len(rows))
+        locate = None if self._partitions is None else self._partitions.locate
+        return RowBatch.encode(self._form, columns, len(rows), start_ts=self._txn.start_ts, locate=locate)
 
-    def _insert_bulk(self, rows: pa.Table | pa.RecordBatch) -> list[Any]:
-        handle = self.table.handle_kind
-        if not self._form.is_plain or self.table.auto_increment or handle is not HandleKind.INT:
-            return self.insert(rows.to_pylist())
-        inserted: list[Any] = []
-        for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
-            encoded = encode_batch(self.table, batch, start_ts=self._txn.start_ts)
-            for key, value in zip(encoded.keys, encoded.values, strict=True):
-                self._txn.insert(key, value)
-            inserted += encoded.handles
-        return inserted
+    def _insert_batch(self, batch: RowBatch) -> list[Any]:
+        is_numbered = self.table.handle_kind is HandleKind.ROWID
+        handles = list(self._row_ids.take(*self._counter, len(batch))) if is_numbered else batch.handles
+        self._txn.insert_many(*batch.record_pairs(handles))
+        for entries in batch.entries(handles):
+            self._txn.insert_many(*entries.distinct)
+            self._txn.put_many(*entries.shared)
+        return batch.primary_keys if self.table.primary_key else list(handles)
 
-    def _insert_records(self, records: Sequence[Record]) -> list[Any]:
-        refs = self._new_refs(records)
-        for record, ref in zip(records, refs, strict=True):
-            whole = self._form.complete(record)
-            self._txn.insert(record_key(*ref), value_of(self.table, whole, self._form.columns))
-            self._add_entries(self._entry(index, whole, ref) for index in self._form.added)
-        return [self._primary_key(record, ref) for record, ref in zip(records, refs, strict=True)]
-
-    def upsert(self, rows: Sequence[Row]) -> list[Any]:
+    def upsert(self, rows: RowsIn) -> list[Any]:
         """Add rows or replace those with the same primary key; return the primary keys."""
-        records = [self._record(row) for row in self._fill_numbers(rows)]
+        batch = self._encode(rows)
         if self.table.handle_kind is HandleKind.ROWID and self.table.primary_index is None:
-            return self._insert_records(records)
-        keys = [self._primary_key(record, None) for record in records]
+            return self._insert_batch(batch)
+        if self._form.is_plain and self.table.handle_kind is not HandleKind.ROWID:
+            self._upsert_records(batch)
+            return batch.primary_keys
+        keys = batch.primary_keys
         newest = {tuple(self._key_values(key)): place for place, key in enumerate(keys)}
         kept = sorted(newest.values())
         refs = self.refs([keys[place] for place in kept])
         existing = self.read(refs, self._form.read)
-        fresh = [records[place] for nth, place in enumerate(kept) if nth not in existing]
         changes = [
-            _RowChange(ref, existing[nth], records[kept[nth]])
+            _RowChange(ref, existing[nth], batch.records[kept[nth]])
             for nth, ref in enumerate(refs)
             if nth in existing and ref is not None
         ]
         self._replace(changes)
-        self._insert_records(fresh)
+        fresh = [place for nth, place in enumerate(kept) if nth not in existing]
+        self._insert_batch(batch.take(fresh) if len(fresh) < len(batch) else batch)
         return keys
+
+    def _upsert_records(self, batch: RowBatch) -> None:
+        """Write rows that are their records alone: of those with one key, the last."""
+        newest = dict(zip(*batch.record_pairs(batch.handles), strict=True))
+        stored = self._txn.batch_get(list(newest))
+        fresh = {key: value for key, value in newest.items() if key not in stored}
+        self._txn.insert_many(list(fresh), list(fresh.values()))
+        self._txn.put_many(list(stored), [newest[key] for key in stored])
 
     def update(self, rows: Sequence[Row]) -> int:
         """Change columns of rows, which have their primary keys; return how many rows exist."""
@@ -122,6 +129,8 @@ class RowWriter(RowReader):
 
     def _replace(self, changes: Sequence[_RowChange]) -> None:
         """Write changed rows. Remove old index entries first, so that rows may swap unique values."""
+        gone_keys: list[bytes] = []
+        puts: dict[bytes, bytes] = {}
         removals: list[_Removal] = []
         added: list[IndexEntry | None] = []
         for ref, old, new in changes:
@@ -129,9 +138,9 @@ class RowWriter(RowReader):
             whole = None if new is None else self._form.complete(new, old)
             target = ref if whole is None else RowRef(self.home(whole), ref.handle)
             if whole is None or target != ref:
-                self._txn.delete(record_key(*ref))
+                gone_keys.append(record_key(*ref))
             if whole is not None:
-                self._txn.put(record_key(*target), value_of(self.table, whole, self._form.columns))
+                puts[record_key(*target)] = value_of(self.table, whole, self._form.columns)
             for index in self._form.removed:
                 is_added = whole is not None and index in self._form.added
                 gone = self._entry(index, known, ref) if self._form.covers(index, known) else None
@@ -142,6 +151,8 @@ class RowWriter(RowReader):
                         removals.append(_Removal(index, ref, gone, None))
                 elif gone.value != made.value:
                     removals.append(_Removal(index, ref, gone, made))
+        self._txn.delete_many(gone_keys)
+        self._txn.put_many(list(puts), list(puts.values()))
         self._remove_entries(removals)
         self._add_entries(added)
 
@@ -162,15 +173,19 @@ class RowWriter(RowReader):
         ]
         stored = self._txn.batch_get(unsure) if unsure else {}
         doubted = set(unsure)
+        gone: list[bytes] = []
+        changed: dict[bytes, bytes] = {}
         for index, ref, entry, replacement in removals:
             if entry.key in doubted:
                 value = stored.get(entry.key)
                 if value is None or indexes.handle_in(index, entry.key, value) != ref.handle:
                     continue
             if replacement is None:
-                self._txn.delete(entry.key)
+                gone.append(entry.key)
             else:
-                self._txn.put(entry.key, replacement.value)
+                changed[entry.key] = replacement.value
+        self._txn.delete_many(gone)
+        self._txn.put_many(list(changed), list(changed.values()))
 
     def delete(self, keys: Sequence[Any]) -> int:
         """Remove rows with their index entries; return how many rows existed."""
@@ -190,38 +205,18 @@ class RowWriter(RowReader):
         return indexes.entry(self.table, index, record, ref.handle, partition_id)
 
     def _add_entries(self, entries: Iterable[IndexEntry | None]) -> None:
-        for entry in entries:
-            if entry is not None:
-                (self._txn.insert if entry.distinct else self._txn.put)(entry.key, entry.value)
+        made = [entry for entry in entries if entry is not None]
+        for distinct, write in ((True, self._txn.insert_many), (False, self._txn.put_many)):
+            chosen = [entry for entry in made if entry.distinct is distinct]
+            write([entry.key for entry in chosen], [entry.value for entry in chosen])
 
-    def _record(self, row: Row) -> Record:
-        return to_record(self.table, row, start_ts=self._txn.start_ts)
-
-    def _fill_numbers(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Return the rows with their auto-increment column filled in."""
+    def _fill_numbers(self, columns: RowColumns, count: int) -> None:
+        """Fill in the auto-increment column of rows that have no number or 0."""
         column = self.table.auto_increment
         if column is None:
-            return rows
-        folded = [{name.lower(): value for name, value in row.items()} for row in rows]
-        chosen = [row.get(column.name.lower()) for row in folded]
+            return
+        given = columns.get(column.id)
+        chosen = [None] * count if given is None else given if isinstance(given, list) else given.to_pylist()
         self._row_ids.pass_over(*self._counter, max((int(number) for number in chosen if number), default=0))
         numbers = iter(self._row_ids.take(*self._counter, sum(not number for number in chosen)))
-        return [
-            row if number else {**row, column.name.lower(): next(numbers)}
-            for row, number in zip(folded, chosen, strict=True)
-        ]
-
-    def _new_refs(self, records: Sequence[Record]) -> list[RowRef]:
-        if self.table.handle_kind is HandleKind.ROWID:
-            numbers = self._row_ids.take(*self._counter, len(records))
-            return [
-                RowRef(self.home(record), number) for record, number in zip(records, numbers, strict=True)
-            ]
-        return [RowRef(self.home(record), handle_of(self.table, record)) for record in records]
-
-    def _primary_key(self, record: Record, ref: RowRef | None) -> Any:
-        columns = self.table.primary_key
-        if not columns:
-            return None if ref is None else ref.handle
-        values = tuple(from_datum(column.type, record[column.id]) for column in columns)
-        return values[0] if len(values) == 1 else values
+        columns[column.id] = [number or next(numbers) for number in chosen]

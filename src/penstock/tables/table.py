@@ -1,9 +1,10 @@
 """The rows of one table: insert, update, delete, get, scan, find."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -45,7 +46,18 @@ def _what(table: TableInfo, key: bytes) -> str:
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
-RowsIn: TypeAlias = "Iterable[Row] | pa.Table | pa.RecordBatch"
+
+
+class ArrowRows(Protocol):
+    """Rows that give themselves as Arrow columns: tables of Arrow, frames of pandas and polars."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the rows as a stream of Arrow's C interface."""
+
+
+RowsIn: TypeAlias = "Iterable[Row] | ArrowRows"
+"""Rows to write: mappings of column names to values, or columns of Arrow, pandas or polars."""
+
 
 BATCH_ROWS = 8_192
 
@@ -66,7 +78,7 @@ class Table:
 
     Every method takes a transaction as `txn`; its writes become visible when it commits. Without one a method
     runs its own transaction, again on conflicts: the writes of a call are atomic, and reads see one moment,
-    `at_ts` or now. Rows are dicts, or Arrow tables for bulk work.
+    `at_ts` or now. Rows are dicts, Arrow tables or pandas frames; all rows of a call are encoded together.
     """
 
     def __init__(self, name: str, services: TableServices) -> None:
@@ -83,22 +95,25 @@ class Table:
 
         Raise DuplicateRow when a key is taken. In a transaction of the caller, its commit raises KeyExists.
         """
-        new = rows if isinstance(rows, pa.Table | pa.RecordBatch) else list(rows)
+        new = _rows_in(rows)
         return self._write(txn, lambda store: store.insert(new))
 
     def upsert(self, rows: RowsIn, *, txn: Transaction | None = None) -> list[Any]:
         """Add rows or replace those with the same primary key; return the primary keys."""
-        new = rows.to_pylist() if isinstance(rows, pa.Table | pa.RecordBatch) else list(rows)
+        new = _rows_in(rows)
         return self._write(txn, lambda store: store.upsert(new))
 
-    def update(self, rows: Iterable[Row], *, txn: Transaction | None = None) -> int:
+    def update(self, rows: RowsIn, *, txn: Transaction | None = None) -> int:
         """Change rows, given as their primary keys with the changed columns; return how many rows exist."""
-        changes = list(rows)
+        changes = _listed(rows)
         return self._write(txn, lambda store: store.update(changes))
 
-    def delete(self, keys: Iterable[Any], *, txn: Transaction | None = None) -> int:
-        """Remove the rows of these primary keys; return how many rows existed."""
-        listed = list(keys)
+    def delete(self, keys: "Iterable[Any] | RowsIn", *, txn: Transaction | None = None) -> int:
+        """Remove the rows of these primary keys; return how many rows existed.
+
+        A key is a value, a tuple, or a row that has the columns of the key.
+        """
+        listed = _listed(keys)
         return self._write(txn, lambda store: store.delete(listed))
 
     def get(
@@ -178,6 +193,20 @@ class Table:
         place = self._place(txn.start_ts)
         self._services.guards.uses(txn, place)
         return RowWriter(place, txn, self._services.row_ids)
+
+
+def _rows_in(rows: Any) -> "list[Row] | pa.Table | pa.RecordBatch":
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return rows
+    pandas = sys.modules.get("pandas")  # a caller that passes a frame has imported it
+    if pandas is not None and isinstance(rows, pandas.DataFrame):
+        return pa.Table.from_pandas(rows, preserve_index=False)
+    return pa.table(rows) if hasattr(rows, "__arrow_c_stream__") else list(rows)
+
+
+def _listed(rows: Any) -> list[Any]:
+    taken = _rows_in(rows)
+    return taken if isinstance(taken, list) else taken.to_pylist()
 
 
 def _batches(

@@ -235,6 +235,44 @@ def test_arrow_tables_are_inserted_in_bulk(db: Catalog) -> None:
     assert orders.to_arrow().to_pylist() == table.to_pylist()
 
 
+@pytest.mark.parametrize("shape", ["table", "batch", "frame"])
+def test_every_write_takes_columns(db: Catalog, shape: str) -> None:
+    def columns(rows: list[dict[str, Any]]) -> Any:
+        table = pa.Table.from_pylist(rows)
+        return {"table": lambda: table, "batch": lambda: table.to_batches()[0], "frame": table.to_pandas}[
+            shape
+        ]()
+
+    db.create_table("shop.orders", ORDERS, indexes=[Index("by_customer", ["customer"], unique=True)])
+    orders = db.table("shop.orders")
+    rows = [{"id": n, "customer": f"c{n}", "total": Decimal(n)} for n in range(5)]
+    assert orders.insert(columns(rows)) == [0, 1, 2, 3, 4]
+    assert orders.upsert(
+        columns([{**rows[4], "customer": "new"}, {**rows[0], "id": 5, "customer": "c5"}])
+    ) == [4, 5]
+    assert orders.update(columns([{"id": 1, "customer": "one"}, {"id": 9, "customer": "none"}])) == 1
+    assert orders.delete(columns([{"id": 2}, {"id": 9}])) == 1
+    assert [row["customer"] for row in orders.to_arrow().to_pylist()] == ["c0", "one", "c3", "new", "c5"]
+    assert [orders.find("by_customer", name)[0]["id"] for name in ("one", "new", "c5")] == [1, 4, 5]
+    assert not orders.find("by_customer", "c2")
+    with pytest.raises(DuplicateRow, match="values in unique index by_customer") as refused:
+        orders.insert(columns([{"id": 8, "customer": "secret"}, {"id": 9, "customer": "secret"}]))
+    assert "secret" not in str(refused.value)
+
+
+def test_a_pessimistic_transaction_locks_a_batch_by_one_call(db: Catalog) -> None:
+    db.create_table("shop.orders", ORDERS)
+    orders = db.table("shop.orders")
+    orders.insert([{"id": 1, "customer": "a"}])
+    with db.begin(pessimistic=True) as txn:
+        orders.insert([{"id": n, "customer": "b"} for n in (2, 3)], txn=txn)
+        assert orders.delete([1], txn=txn) == 1
+        orders.insert([{"id": 1, "customer": "c"}], txn=txn)
+        with pytest.raises(KeyExists):
+            orders.insert([{"id": n, "customer": "d"} for n in (4, 3)], txn=txn)
+    assert [row["customer"] for row in orders.to_arrow().to_pylist()] == ["c", "b", "b"]
+
+
 def test_schema_changes_leave_rows_readable(db: Catalog) -> None:
     db.create_table("shop.orders", ORDERS)
     orders = db.table("shop.orders")
