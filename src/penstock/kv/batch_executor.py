@@ -26,6 +26,8 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import pdpb_pb2 as pdpb
 
 _KEYS_PER_REQUEST = 2048
+ONE_PC_BYTES_MAX = 2 * 1024 * 1024
+"""Bytes that one phase may commit by one request; a raft entry of TiKV has at most 8 MiB."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +59,10 @@ class Action(Protocol):
     with_values: bool  # whether values count to the size of a batch
     primary_first: bool  # whether the primary's batch runs alone before the others
     stops_on_error: bool  # whether one failed batch ends the others
+
+    @property
+    def is_one_request(self) -> bool:
+        """Whether all mutations of one region should go by one request."""
 
     def note_batches(self, batches: Sequence[MutationBatch]) -> None:
         """Learn the batches before any of them is sent."""
@@ -123,6 +129,8 @@ class BatchExecutor:
         self.regions = max(self.regions, len(groups))
         _regions_num(action.name).observe(len(groups))
         bytes_max = self._session.settings.txn_batch_bytes
+        if len(groups) == 1 and action.is_one_request and mutations.size <= ONE_PC_BYTES_MAX:
+            bytes_max = ONE_PC_BYTES_MAX + 1
         at_primary = mutations.position(primary)
         cut: list[MutationBatch] = []
         for location, group in groups:

@@ -102,7 +102,10 @@ class Transaction:
         return await self._txn.start_ts
 
     def check_schema_by(self, hook: SchemaHook) -> None:
-        """Have the commit ask a hook, in two phases; raise Invalid when the transaction has one already."""
+        """Have the commit ask a hook that must see every change of the schema up to the commit timestamp.
+
+        Raise Invalid when the transaction has a hook already.
+        """
         self._txn.check_schema_by(hook)
 
     @property
@@ -216,7 +219,7 @@ class Transaction:
         _run(self._txn.rollback())
 
     def __enter__(self) -> Self:
-        _run(self._txn.__aenter__())
+        _ = self._txn.writes  # raises Invalid after the end
         return self
 
     def __exit__(
@@ -248,6 +251,11 @@ class Client:
         return cls(_run(AsyncClient.connect(pd_addrs, tls=tls, settings=settings, clock=clock)))
 
     @property
+    def on_loop(self) -> AsyncClient:
+        """The client behind this one, for coroutines on the event loop, such as hooks."""
+        return self._client
+
+    @property
     def cluster_id(self) -> int:
         """The id of the cluster."""
         return self._client.cluster_id
@@ -262,6 +270,7 @@ class Client:
         schema: SchemaHook | None = None,
         binlog: BinlogHook | None = None,
         txn_source: int = 0,
+        reserve_commit_ts: bool = False,
     ) -> Transaction:
         """Begin a transaction. Hooks are called on the event loop.
 
@@ -269,6 +278,8 @@ class Client:
         `causal_consistency` the commit is ordered after what this transaction saw, not after
         everything that was committed before it in real time, and saves a round trip. `txn_source` marks the
         transaction for change streams: TiKV sends none of its rows when it rewrites a column (bits 8 to 15).
+        `reserve_commit_ts` asks for the timestamps of a commit with an exact schema check together with the
+        start timestamp, for a transaction that will commit within a second.
         """
 
         async def begin() -> AsyncTransaction:
@@ -280,6 +291,7 @@ class Client:
                 schema=schema,
                 binlog=binlog,
                 txn_source=txn_source,
+                reserve_commit_ts=reserve_commit_ts,
             )
 
         return Transaction(_run(begin()))

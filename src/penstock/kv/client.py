@@ -82,6 +82,7 @@ class AsyncClient:
         schema: SchemaHook | None = None,
         binlog: BinlogHook | None = None,
         txn_source: int = 0,
+        reserve_commit_ts: bool = False,
     ) -> AsyncTransaction:
         """Begin a transaction; its start timestamp is asked for at once and awaited when it is needed.
 
@@ -89,6 +90,8 @@ class AsyncClient:
         `causal_consistency` the commit is ordered after what this transaction saw, not after
         everything that was committed before it in real time, and saves a round trip. `txn_source` marks the
         transaction for change streams: TiKV sends none of its rows when it rewrites a column (bits 8 to 15).
+        `reserve_commit_ts` asks for the timestamps of a commit with an exact schema check together with the
+        start timestamp, for a transaction that will commit within a second.
         """
         self._check_open()
         options = CommitOptions(
@@ -101,6 +104,7 @@ class AsyncClient:
             schema=schema,
             binlog=binlog,
             txn_source=txn_source,
+            reserve_commit_ts=reserve_commit_ts,
         )
 
     async def timestamp(self) -> int:

@@ -34,6 +34,7 @@ from penstock.kv.protocol import (
 from penstock.kv.scope import CommitScope, TxnScope
 
 _AMEND_WAIT_S = 5.0
+_RESERVED_MS_MAX = 1_000  # later, a reader has probably passed the reserved timestamp
 _WRITE_KEYS = metrics.KV_TXN_WRITE_KV_NUM.labels("general")
 _WRITE_BYTES = metrics.KV_TXN_WRITE_SIZE_BYTES.labels("general")
 _COUNTERS = {
@@ -56,6 +57,7 @@ class Committer:
     options: CommitOptions
     schema: SchemaHook | None = None
     binlog: BinlogHook | None = None
+    reserved: tuple[int, int] | None = None  # timestamps that follow each other, asked for at the start
     details: CommitDetails = field(default_factory=CommitDetails)
     unknown: bool = field(default=False, init=False)  # set when the outcome is unknown
     _executor: BatchExecutor = field(init=False)
@@ -137,9 +139,38 @@ class Committer:
 
     async def _prepare(self) -> None:
         """Bound the timestamps that a prewrite may commit at, and name the secondaries where they matter."""
-        state, session = self._scope.state, self.txn.session
+        state = self._scope.state
         if not state.decided_by_prewrite:
             return
+        if self.options.exact_schema and self.schema is not None:
+            await self._pin(self.schema)
+        else:
+            await self._bound()
+        if state.try_async:
+            primary = self.txn.primary
+            secondaries = (key for key in self.mutations.committable().keys if key != primary)
+            self._scope.secondaries = tuple(secondaries)
+
+    async def _pin(self, schema: SchemaHook) -> None:
+        """Check the schema at a timestamp, and let the prewrite commit at the one right after it only.
+
+        Nobody else can have that one: both come from the placement driver. A schema change that commits in
+        two phases and that the check did not see is prewritten after the check, so its timestamp is later.
+        """
+        state, session = self._scope.state, self.txn.session
+        reserved = self.reserved
+        if reserved is None or self.txn.pessimistic or self.txn.elapsed_ms() > _RESERVED_MS_MAX:
+            with self.details.span(session.clock, "get_latest_ts"):
+                asked = session.pd.timestamp(), session.pd.timestamp()
+                reserved = (await asked[0], await asked[1])
+        checked_ts, commit_ts = reserved
+        if commit_ts == checked_ts + 1 and await schema.check(self.txn.start_ts, checked_ts):
+            state.pin_commit_ts(commit_ts)
+        else:
+            state.fall_back()
+
+    async def _bound(self) -> None:
+        state, session = self._scope.state, self.txn.session
         if not self.options.causal_consistency:
             with self.details.span(session.clock, "get_latest_ts"):
                 state.raise_min_commit_ts(await session.pd.timestamp() + 1)
@@ -148,10 +179,6 @@ class Committer:
         )
         if self.schema is not None and not await self.schema.check(self.txn.start_ts, now_ts):
             state.fall_back()
-        if state.try_async:
-            primary = self.txn.primary
-            secondaries = (key for key in self.mutations.committable().keys if key != primary)
-            self._scope.secondaries = tuple(secondaries)
 
     async def _prewrite(self, mutations: Mutations) -> None:
         state, session = self._scope.state, self.txn.session

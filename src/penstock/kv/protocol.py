@@ -33,6 +33,7 @@ class CommitOptions:
     async_commit: bool = True
     one_pc: bool = True
     causal_consistency: bool = False
+    exact_schema: bool = False  # the schema hook must have seen every change up to the commit timestamp
 
 
 CHECKS_ONLY = CommitOptions(async_commit=False, one_pc=False)
@@ -91,6 +92,10 @@ class CommitState:
         now_ts = self.start_ts + compose_ts(elapsed_ms)
         self.max_commit_ts = now_ts + compose_ts(safe_window_ms)
         return max(now_ts, self.min_commit_ts)
+
+    def pin_commit_ts(self, ts: int) -> None:
+        """Let a prewrite commit at `ts` and at no other time; the store asks for two phases otherwise."""
+        self.min_commit_ts = self.max_commit_ts = ts
 
     def raise_min_commit_ts(self, ts: int) -> None:
         """Commit at `ts` or later."""

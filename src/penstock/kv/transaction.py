@@ -72,11 +72,16 @@ class AsyncTransaction:
         schema: SchemaHook | None = None,
         binlog: BinlogHook | None = None,
         txn_source: int = 0,
+        reserve_commit_ts: bool = False,
     ) -> None:
         self._session = session
         self._txn_source = txn_source
         self._start_ts = session.pd.timestamp()
         self._start_ts.add_done_callback(_retrieve)
+        # Asked for together, the three come by one request and follow each other.
+        self._reserved = [session.pd.timestamp() for _ in range(2 * reserve_commit_ts)]
+        for reserved in self._reserved:
+            reserved.add_done_callback(_retrieve)
         self._began_at = session.clock.monotonic()
         self._options = options
         self._schema = schema
@@ -95,15 +100,17 @@ class AsyncTransaction:
         return asyncio.shield(self._start_ts)
 
     def check_schema_by(self, hook: SchemaHook) -> None:
-        """Have the commit ask a hook, in two phases: only then the hook sees the final commit timestamp.
+        """Have the commit ask a hook that must see every change of the schema up to the commit timestamp.
 
-        Raise Invalid when the transaction has a schema hook already.
+        The hook is asked at a timestamp T. Then the transaction commits in one phase or by async commit at
+        T + 1, or, if somebody has read a later state of the store meanwhile, in two phases after the hook
+        was asked again. Raise Invalid when the transaction has a schema hook already.
         """
         self._check_active()
         if self._schema is not None:
             raise Invalid("the transaction checks its schema by a hook of its own; begin it without one")
         self._schema = hook
-        self._options = replace(self._options, async_commit=False, one_pc=False)
+        self._options = replace(self._options, exact_schema=True)
 
     @property
     def phase(self) -> TxnPhase:
@@ -339,7 +346,11 @@ class AsyncTransaction:
         if not mutations:
             return 0
         async with self._hold_latches(mutations, opened.scope.start_ts) as latch:
-            committer = Committer(opened.scope, mutations, self._options, self._schema, self._binlog)
+            reserved = [await ts for ts in self._reserved]
+            committer = Committer(
+                *(opened.scope, mutations, self._options, self._schema, self._binlog),
+                reserved=(reserved[0], reserved[1]) if reserved else None,
+            )
             self._committer = committer
             committer.details.local_latch_s = latch.waited_s
             latch.commit_ts = await committer.execute()

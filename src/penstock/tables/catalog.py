@@ -14,6 +14,7 @@ from penstock.tables import alter, statements
 from penstock.tables.accounts import SYSTEM_ACCOUNT, Account, Accounts
 from penstock.tables.auto_ids import AutoIds
 from penstock.tables.columns import SchemaState
+from penstock.tables.create_statement import CreateTable, parse_create_table
 from penstock.tables.ddl import SchemaChange, TableBusy
 from penstock.tables.ddl_jobs import DdlAction, DdlJob, RunningJob
 from penstock.tables.define import Index, define_column, define_table
@@ -22,7 +23,7 @@ from penstock.tables.meta import MetaReader
 from penstock.tables.online_ddl import OnlineDdl, Progress
 from penstock.tables.partitions import PartitionBy
 from penstock.tables.schema import DatabaseInfo, TableInfo
-from penstock.tables.schema_snapshot import SchemaSnapshot, split_name
+from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_name
 from penstock.tables.statements import quote
 from penstock.tables.system_tables import is_system
 from penstock.tables.table import Table, TableServices
@@ -89,6 +90,12 @@ class Catalog:
                 self._newest = (version, loaded)
         return loaded
 
+    def _known(self, name: str) -> TablePlace | None:
+        """Return a table as it was when schemas were read last, without a request; None if there was none."""
+        with self._lock:
+            newest = self._newest
+        return newest[1].place(name) if newest is not None and newest[1].has_table(name) else None
+
     def databases(self, at_ts: int | None = None) -> list[DatabaseInfo]:
         """Return every database, by name."""
         return [database for _, database in sorted(self.schema(at_ts).databases.items())]
@@ -108,14 +115,22 @@ class Catalog:
         With `at_ts`, a table of then: one that was dropped or renamed since can be read as of that time.
         """
         self.schema(at_ts).place(name)
-        return Table(name, TableServices(self._client, self.schema, self._guards, self._row_ids, self._clock))
+        services = TableServices(
+            client=self._client,
+            schema=self.schema,
+            known=self._known,
+            guards=self._guards,
+            row_ids=self._row_ids,
+            clock=self._clock,
+        )
+        return Table(name, services)
 
     def begin(self, *, pessimistic: bool = False) -> Transaction:
         """Begin a transaction for rows of any tables; pass it to their methods as `txn`.
 
         Its commit raises Conflict when one of the tables was dropped or has other columns or indexes by then;
-        run the transaction again. The check happens at the commit timestamp, so the transaction commits in
-        two phases. So does a transaction of the client itself that is passed to a table.
+        run the transaction again. The check sees every change up to the commit timestamp. It is made also for
+        a transaction of the client itself that is passed to a table.
         """
         return self._guards.begin(pessimistic=pessimistic)
 
@@ -180,7 +195,7 @@ class Catalog:
     def create_table(
         self,
         name: str,
-        columns: Iterable[tuple[str, str]],
+        columns: Iterable[tuple[str, str]] | None = None,
         *,
         primary_key: Sequence[str] = (),
         indexes: Sequence[Index] = (),
@@ -191,19 +206,33 @@ class Catalog:
     ) -> TableInfo:
         """Make `database.table`. Columns are pairs of a name and a MySQL definition, as in `define_table`.
 
+        Instead of a name and columns the first argument may be a CREATE TABLE statement, which then says
+        everything; `if_not_exists` may be in it or an argument. Invalid names what of it is not supported.
+
         `partition_by` divides its rows, as in `PartitionBy.hash("id", 4)`; the primary key and every unique
         index must have the columns that decide. With `if_not_exists`, return the table that has the name
         already, whatever its columns.
         """
+        if columns is None:
+            parts = parse_create_table(name)
+            if primary_key or indexes or comment or partition_by is not None or not clustered:
+                raise Invalid(
+                    "a CREATE TABLE statement says everything about the table; write all of it there"
+                )
+            name, if_not_exists = parts.name, if_not_exists or parts.if_not_exists
+        else:
+            parts = CreateTable(
+                name, list(columns), primary_key, indexes, clustered, comment, partition_by, if_not_exists
+            )
         database, table_name = split_name(name)
         definition = define_table(
             table_name,
-            columns,
-            primary_key=primary_key,
-            indexes=indexes,
-            clustered=clustered,
-            comment=comment,
-            partition_by=partition_by,
+            parts.columns,
+            primary_key=parts.primary_key,
+            indexes=parts.indexes,
+            clustered=parts.clustered,
+            comment=parts.comment,
+            partition_by=parts.partition_by,
         )
 
         def create(change: SchemaChange) -> TableInfo:

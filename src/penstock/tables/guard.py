@@ -1,6 +1,5 @@
 """Keeps a transaction from committing rows that the schema of then would have written otherwise."""
 
-import asyncio
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -25,25 +24,35 @@ class SchemaGuard:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._written: dict[bytes, TableInfo] = {}
+        self._remembered: set[bytes] = set()
 
-    def uses(self, place: TablePlace) -> None:
-        """Note that the transaction writes rows of a table under this schema."""
-        self._written[table_key(place.database.id, place.table.id)] = place.table
+    def uses(self, place: TablePlace, *, remembered: bool = False) -> None:
+        """Note that the transaction writes rows of a table under this schema.
+
+        A remembered schema may be older than the transaction: then nothing of it may have changed, also not
+        its name or a default.
+        """
+        key = table_key(place.database.id, place.table.id)
+        self._written[key] = place.table
+        (self._remembered.add if remembered else self._remembered.discard)(key)
 
     async def check(self, since_ts: int, until_ts: int) -> bool:
         """Return whether every table written to still takes the rows as they are."""
         del since_ts
         if not self._written:
             return True
-        snapshot = self._client.snapshot(until_ts)
-        stored = await asyncio.to_thread(snapshot.batch_get, sorted(self._written))
-        return self._holds(stored)
+        snapshot = self._client.on_loop.snapshot(until_ts)
+        return self._holds(await snapshot.batch_get(sorted(self._written)))
 
     def _holds(self, stored: Mapping[bytes, bytes]) -> bool:
-        return all(
-            key in stored and is_same_form(written, _parsed.table(key, stored[key]))
-            for key, written in self._written.items()
-        )
+        for key, written in self._written.items():
+            if key not in stored:
+                return False
+            current = _parsed.table(key, stored[key])
+            same = current == written if key in self._remembered else is_same_form(written, current)
+            if not same:
+                return False
+        return True
 
     async def amend(self, since_ts: int, until_ts: int, writes: Sequence[Write]) -> Sequence[Write] | None:
         """Return None: the transaction runs again under the new schema."""
@@ -82,18 +91,15 @@ class Guards:
         self._client = client
         self._guards: weakref.WeakKeyDictionary[Transaction, SchemaGuard] = weakref.WeakKeyDictionary()
 
-    def begin(self, *, pessimistic: bool = False) -> Transaction:
-        """Begin a transaction with a guard.
-
-        It commits in two phases, because a commit timestamp that the store chose itself could not be checked
-        before it is final.
-        """
+    def begin(self, *, pessimistic: bool = False, commits_soon: bool = False) -> Transaction:
+        """Begin a transaction with a guard; one that commits soon asks for its commit timestamp already."""
         guard = SchemaGuard(self._client)
-        txn = self._client.begin(pessimistic=pessimistic, async_commit=False, one_pc=False, schema=guard)
+        txn = self._client.begin(pessimistic=pessimistic, reserve_commit_ts=commits_soon)
+        txn.check_schema_by(guard)
         self._guards[txn] = guard
         return txn
 
-    def uses(self, txn: Transaction, place: TablePlace) -> None:
+    def uses(self, txn: Transaction, place: TablePlace, *, remembered: bool = False) -> None:
         """Note that a transaction writes rows of a table; guard it from now on if it was begun elsewhere.
 
         Raise Invalid for a transaction with a schema hook of its own.
@@ -103,4 +109,4 @@ class Guards:
             guard = SchemaGuard(self._client)
             txn.check_schema_by(guard)
             self._guards[txn] = guard
-        guard.uses(place)
+        guard.uses(place, remembered=remembered)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from penstock.clock import Clock
-from penstock.errors import Invalid, KeyExists
+from penstock.errors import Invalid, KeyExists, Unavailable
 from penstock.kv import Client, Transaction
 from penstock.kv.transact import transact
 from penstock.tables.auto_ids import AutoIds
@@ -68,6 +68,7 @@ class TableServices:
 
     client: Client
     schema: Callable[[int | None], SchemaSnapshot]
+    known: Callable[[str], TablePlace | None]
     guards: Guards
     row_ids: AutoIds
     clock: Clock
@@ -96,12 +97,12 @@ class Table:
         Raise DuplicateRow when a key is taken. In a transaction of the caller, its commit raises KeyExists.
         """
         new = _rows_in(rows)
-        return self._write(txn, lambda store: store.insert(new))
+        return self._write(txn, lambda store: store.insert(new), remembered=True)
 
     def upsert(self, rows: RowsIn, *, txn: Transaction | None = None) -> list[Any]:
         """Add rows or replace those with the same primary key; return the primary keys."""
         new = _rows_in(rows)
-        return self._write(txn, lambda store: store.upsert(new))
+        return self._write(txn, lambda store: store.upsert(new), remembered=True)
 
     def update(self, rows: RowsIn, *, txn: Transaction | None = None) -> int:
         """Change rows, given as their primary keys with the changed columns; return how many rows exist."""
@@ -170,14 +171,35 @@ class Table:
         ts = self._services.client.timestamp() if at_ts is None else at_ts
         return RowReader(self._place(ts), self._services.client.snapshot(ts))
 
-    def _write(self, txn: Transaction | None, write: Callable[[RowWriter], T]) -> T:
+    def _write(
+        self, txn: Transaction | None, write: Callable[[RowWriter], T], *, remembered: bool = False
+    ) -> T:
+        """Write rows. One that surely changes rows may use the remembered schema, which its commit checks."""
         if txn is not None:
             with txn.savepoint():
                 return write(self._writer(txn))
 
         services = self._services
+        trusted = remembered
+
+        def work(own: Transaction) -> T:
+            nonlocal trusted
+            place = services.known(self.name) if trusted else None
+            trusted = False  # a second try is under the schema of its start
+            if place is not None:
+                try:
+                    with own.savepoint():
+                        services.guards.uses(own, place, remembered=True)
+                        return write(RowWriter(place, own, services.row_ids))
+                except (Invalid, Unavailable):
+                    pass  # perhaps because of the schema, which may have changed
+            return write(self._writer(own))
+
+        def begin() -> Transaction:
+            return services.guards.begin(commits_soon=True)
+
         try:
-            return transact(services.guards.begin, lambda own: write(self._writer(own)), clock=services.clock)
+            return transact(begin, work, clock=services.clock)
         except KeyExists as error:
             raise DuplicateRow(self.name, self.info, error.key) from error
 

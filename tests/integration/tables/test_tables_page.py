@@ -22,5 +22,5 @@ def test_the_programs_of_the_page_run(tmp_path: Path, capsys: pytest.CaptureFixt
         client = names["client"]
         assert isinstance(client, Client)
         with client:
-            assert [table.name for table in Catalog(client).tables("shop")] == ["orders", "visits"]
+            assert [table.name for table in Catalog(client).tables("shop")] == ["notes", "orders", "visits"]
     assert "write reorg 2" in capsys.readouterr().out

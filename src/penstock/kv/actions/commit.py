@@ -31,6 +31,7 @@ class Commit:
 
     name = "2pc_commit"
     with_values = False
+    is_one_request = False
     stops_on_error = False
 
     def note_batches(self, batches: Sequence[MutationBatch]) -> None:
@@ -110,6 +111,7 @@ class Cleanup:
     name = "2pc_cleanup"
     with_values = False
     primary_first = True
+    is_one_request = False
     stops_on_error = False
 
     def note_batches(self, batches: Sequence[MutationBatch]) -> None:

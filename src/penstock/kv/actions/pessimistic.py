@@ -53,6 +53,7 @@ class PessimisticLock:
     name = "2pc_pessimistic_lock"
     with_values = False
     primary_first = True
+    is_one_request = False
     stops_on_error = True
 
     def note_batches(self, batches: Sequence[MutationBatch]) -> None:
@@ -152,6 +153,7 @@ class PessimisticRollback:
     name = "2pc_pessimistic_rollback"
     with_values = False
     primary_first = False
+    is_one_request = False
     stops_on_error = False
 
     def note_batches(self, batches: Sequence[MutationBatch]) -> None:

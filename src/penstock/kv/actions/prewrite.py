@@ -33,6 +33,11 @@ class Prewrite:
     primary_first = False
     stops_on_error = True
 
+    @property
+    def is_one_request(self) -> bool:
+        """Whether the prewrite may be the commit, which takes one request."""
+        return self.scope.state.try_one_pc
+
     def note_batches(self, batches: Sequence[MutationBatch]) -> None:
         """Give up one-phase commit unless there is exactly one batch."""
         state = self.scope.state
