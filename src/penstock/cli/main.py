@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__, process
-from penstock.cli import changefeed, job, secrets
+from penstock.cli import changefeed, job, secrets, table
 from penstock.cli.output import MetricsAddr, load_settings, print_json
 from penstock.errors import PenstockError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.add_typer(changefeed.app, name="changefeed")
 app.add_typer(job.app, name="job")
 app.add_typer(secrets.app, name="secrets")
+app.add_typer(table.app, name="table")
 
 
 class LogFormat(StrEnum):
