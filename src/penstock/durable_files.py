@@ -28,6 +28,7 @@ __all__ = [
     "make_data_directory",
     "make_folder",
     "make_private_folder",
+    "may_hold_code",
     "open_plain",
     "open_private",
     "replace_file",
@@ -40,6 +41,7 @@ PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
 _BY_UMASK_FILE = 0o666
 _PRIVATE_UMASK = 0o077
+_ROOT = 0
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +124,19 @@ def make_data_directory(folder: Path, *, with_content: bool = True) -> None:
 def too_wide(mode: int) -> bool:
     """Return whether a mode lets anybody but the owner do something."""
     return bool(mode & 0o077)
+
+
+def may_hold_code(path: Path) -> bool:
+    """Return whether only this user, root and their groups can change a file or folder, so that we run it.
+
+    What a file has when it is checked says nothing of what it has when it is run, if others can change it.
+    One that does not exist is nobody's yet.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return True
+    return found.st_uid in {os.geteuid(), _ROOT} and not found.st_mode & stat.S_IWOTH
 
 
 def _narrow(path: Path) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.changefeeds.commands import _location
 from penstock.changefeeds.commands import sink_options as command_options
-from penstock.changefeeds.sinks.storage.options import sink_options
+from penstock.changefeeds.sinks.storage.options import confined_sink_options, sink_options
 from penstock.control import tenancy
 from penstock.control.jobs import parse_options, read_spec
 from penstock.errors import Invalid
@@ -132,7 +132,10 @@ def test_settings_keep_the_credentials_of_changefeeds_as_references(
     "text", ["${PATH}", "a${HOME:-x}b", "${file:/etc/hostname}", "${vault:a/b#c}", "${x:y}"]
 )
 def test_a_tenant_may_write_no_reference(text: str) -> None:
-    tenant = tenancy.Tenant.of("ann", ["shop"], ["https://hooks.example/", "s3://lake/ann/"])
+    targets = ["https://hooks.example/", "s3://lake/ann/"]
+    tenant = tenancy.Tenant.of("ann", ["shop"], targets)
+    account = {"token": TOKENS["ann"], "targets": targets}
+    settings = Settings.model_validate({"api": {"accounts": {"ann": account}}})
     hook = {"url": "https://hooks.example/ann", "headers.X": text}
     with pytest.raises(tenancy.TenantRefused, match="refers to a secret of the operator") as error:
         tenancy.check_job(
@@ -144,9 +147,13 @@ def test_a_tenant_may_write_no_reference(text: str) -> None:
         {"sink_uri": f"s3://lake/ann/x?access-key={text}"},
         {"storage_options": {"secret_access_key": text}},
         {"sink": {"terminator": text}},
+        {"storage_options": {"protocol": text}, "sink": {"protocol": "csv"}},  # one name in both
     ):
+        feed = ChangefeedSettings.model_validate({**base, **change})
         with pytest.raises(tenancy.TenantRefused, match="refers to a secret of the operator"):
-            tenancy.check_feed(tenant, ChangefeedSettings.model_validate({**base, **change}))
+            tenancy.check_feed(tenant, feed)
+        with pytest.raises(tenancy.TenantRefused, match="refers to a secret of the operator"):
+            confined_sink_options(settings, "ann", feed)
 
 
 def test_a_tenant_changes_no_job_with_the_operators_references(tmp_path: Path) -> None:

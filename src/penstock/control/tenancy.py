@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.changefeeds.sink_uri import split_uri
-from penstock.changefeeds.sinks.storage.options import feed_target, sink_options
+from penstock.changefeeds.sinks.storage.options import feed_target, refuse_references, sink_options
 from penstock.control.job_views import hidden_options
 from penstock.jobs.consumer import BUILT_IN, check_tenant, find_consumer
 from penstock.jobs.job import Job
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
+from penstock.secret_references import resolve_references
 from penstock.settings import ChangefeedSettings
 from penstock.targets import TenantRefused, TenantTargets, resolve_tenant_texts
 
@@ -61,9 +62,8 @@ def check_feed(tenant: Tenant, settings: ChangefeedSettings) -> None:
                 f"the pattern {pattern!r} names no database of account {tenant.account}; write the full name"
                 " of one of its databases, as in shop.*"
             )
-    uri = settings.sink_uri.get_secret_value()
-    resolve_tenant_texts({**settings.storage_options, **settings.sink})
-    sink = split_uri(resolve_tenant_texts({"sink_uri": uri})["sink_uri"])
+    refuse_references(settings)
+    sink = split_uri(resolve_references(settings.sink_uri.get_secret_value()))
     for name in {**settings.sink, **sink.parameters}:
         if name in _SINK_REFUSED:
             raise TenantRefused(f"sink parameter {name} is for admins only; leave it out")

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
-from penstock.durable_files import PRIVATE_FILE, make_private_folder
+from penstock.durable_files import PRIVATE_FILE, make_private_folder, may_hold_code
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -37,14 +37,17 @@ _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def user_cache(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder for what Penstock can make or fetch again; None when the user has no home folder."""
-    cache = environ.get("XDG_CACHE_HOME", "")
-    if Path(cache).is_absolute():  # the standard says to ignore a relative one
-        return Path(cache, "penstock")
+    """Return the folder for what Penstock can make or fetch again: programs and jars, which it runs.
+
+    None when the user has no home folder, or when others could put something into the folder.
+    """
+    given = environ.get("XDG_CACHE_HOME", "")
     try:
-        return Path.home() / ".cache" / "penstock"
+        # The standard says to ignore a relative one.
+        cache = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
     except RuntimeError:
         return None
+    return cache / "penstock" if may_hold_code(cache / "penstock") else None
 
 
 def make_home(spark: Path) -> Path | None:
@@ -96,7 +99,7 @@ def archive_options(home: Path, java: str) -> str:
         found = path.stat()
     except OSError:
         return ""
-    if found.st_uid != os.geteuid():
+    if found.st_uid != os.geteuid() or not may_hold_code(path):
         return ""
     return f"-XX:SharedArchiveFile={path} {_QUIET}"
 

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,19 +191,30 @@ def select_connectors(names: Iterable[str], spark: str) -> tuple[Connector, ...]
 def jar_folder(wanted: SparkSettings, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the jars: `connectors_dir`, else one in the user's cache folder.
 
-    Raises Invalid when the user has no home folder.
+    Raises Invalid when the user has none.
     """
     if wanted.connectors_dir is not None:
         return wanted.connectors_dir.absolute()
     cache = user_cache(environ)
     if cache is None:
-        raise Invalid("this user has no home folder; set spark.connectors_dir")
+        raise Invalid(
+            "this user has no cache folder of its own; set spark.connectors_dir to a folder that only this"
+            " user can write to"
+        )
     return cache / "jars"
 
 
 def missing_jars(jars: Iterable[Jar], folder: Path) -> list[Jar]:
-    """Return the jars that the folder does not have, or has with another content."""
-    return [jar for jar in jars if _sha256(folder / jar.file_name) != jar.sha256]
+    """Return the jars that the folder does not have, or has with another content.
+
+    Raises Invalid when everybody may change a jar after this look at it. A folder of another user is the
+    operator's choice, who has named it.
+    """
+    wanted = list(jars)
+    for path in (folder, *(folder / jar.file_name for jar in wanted)):
+        if path.exists() and path.stat().st_mode & stat.S_IWOTH:
+            raise Invalid(f"everybody may change {path}, and jars are code; run chmod o-w {path}")
+    return [jar for jar in wanted if _sha256(folder / jar.file_name) != jar.sha256]
 
 
 def _sha256(path: Path) -> str | None:

@@ -97,6 +97,16 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert make_home(tmp_path) is None
 
 
+def test_a_home_that_everybody_may_change_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody could put another spark-submit there, which we would run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert make_home(tmp_path) is not None
+    (tmp_path / "penstock").chmod(0o777)
+    assert make_home(tmp_path) is None
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_home_of_another_user_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(mode=0o700)

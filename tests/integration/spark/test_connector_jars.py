@@ -2,8 +2,10 @@
 
 import hashlib
 import logging
+import os
 import shutil
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -121,6 +123,49 @@ def test_jars_that_cannot_be_had_are_told_in_one_line_with_the_remedy(
     assert "\n" not in str(no.value)
     found = machine.check_connectors(wanted, fix=True)
     assert (found.verdict, str(folder_of(wanted)) in found.remedy) == (CheckResult.BAD, True)
+
+
+@pytest.mark.parametrize("place", [".", LAKE.file_name])
+def test_a_jar_that_everybody_may_change_is_not_used(
+    repository: Repository, wanted: SparkSettings, place: str
+):
+    connectors.session_conf(wanted)
+    open_to_all = folder_of(wanted) / place
+    open_to_all.chmod(0o777)
+    with pytest.raises(Invalid, match=r"everybody may change .*; run chmod o-w ") as no:
+        connectors.session_conf(wanted)
+    assert "\n" not in str(no.value)
+    assert machine.check_connectors(wanted).verdict is CheckResult.BAD
+    open_to_all.chmod(0o700)
+    assert machine.check_connectors(wanted).verdict is CheckResult.OK
+
+
+def test_a_cache_folder_that_another_user_made_has_no_jars_for_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = tmp_path / "penstock"
+    made.mkdir()
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert connectors.jar_folder(SparkSettings(), environ) == made / "jars"
+    made.chmod(0o777)
+    with pytest.raises(Invalid, match=r"no cache folder of its own; .*spark.connectors_dir"):
+        connectors.jar_folder(SparkSettings(), environ)
+    made.chmod(0o755)
+    owner = made.stat().st_uid
+    monkeypatch.setattr(Path, "stat", _owned_by(owner + 4711, Path.stat))
+    with pytest.raises(Invalid, match=r"no cache folder of its own"):
+        connectors.jar_folder(SparkSettings(), environ)
+
+
+def _owned_by(uid: int, stat_path: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+    """Return `Path.stat` in a world in which somebody else owns everything; only root can make one."""
+
+    def stat_theirs(path: Path, **more: bool) -> os.stat_result:
+        found = list(stat_path(path, **more))
+        found[stat.ST_UID] = uid
+        return os.stat_result(found)
+
+    return stat_theirs
 
 
 def test_a_folder_that_cannot_be_made_is_told(repository: Repository, tmp_path: Path):

@@ -32,7 +32,7 @@ from penstock.secret_references import UnresolvedReference, resolve_references
 from penstock.settings import ChangefeedSettings, Settings
 from penstock.targets import SYSTEM_ACCOUNT, Target, TenantTargets, resolve_tenant_texts
 
-__all__ = ["SinkOptions", "feed_target", "parse_sink_uri", "sink_options"]
+__all__ = ["SinkOptions", "feed_target", "parse_sink_uri", "refuse_references", "sink_options"]
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +129,15 @@ def feed_target(options: SinkOptions) -> Target:
     return Target.of_storage("sink_uri", options.target.url, options.target.options)
 
 
+def refuse_references(feed: ChangefeedSettings) -> None:
+    """Raise TenantRefused when a changefeed of a tenant refers to a secret, which is the operator's.
+
+    To resolve one would tell the tenant whether there is such a file or variable, also if it is not used.
+    """
+    for texts in ({"sink_uri": feed.sink_uri.get_secret_value()}, feed.storage_options, feed.sink):
+        resolve_tenant_texts(texts)
+
+
 def confined_sink_options(settings: Settings, account: str, feed: ChangefeedSettings) -> SinkOptions:
     """Return the sink of a stored changefeed, checked again when its account is a tenant. May block.
 
@@ -136,8 +145,7 @@ def confined_sink_options(settings: Settings, account: str, feed: ChangefeedSett
     """
     tenant = TenantTargets.of(settings, account, recorded=account != SYSTEM_ACCOUNT)
     if tenant is not None:
-        resolve_tenant_texts({"sink_uri": feed.sink_uri.get_secret_value()})
-        resolve_tenant_texts({**feed.storage_options, **feed.sink})
+        refuse_references(feed)
     options = sink_options(feed)
     if tenant is not None:
         tenant.check(feed_target(options))
