@@ -154,9 +154,9 @@ class SlowStorage(ObjectStorage):
         time.sleep(REQUEST_S)
         super().write(path, data)
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str, *, bytes_max: int | None = None) -> bytes | None:
         time.sleep(REQUEST_S)
-        return super().read(path)
+        return super().read(path, bytes_max=bytes_max)
 
     def exists(self, path: str) -> bool:
         time.sleep(REQUEST_S)

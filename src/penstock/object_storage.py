@@ -38,7 +38,7 @@ from penstock.durable_files import (
 from penstock.errors import Corrupt, Denied, Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, UpdateVersion
+    from obstore import GetResult, ObjectMeta, UpdateVersion
 
 STAGING = "staging/"
 """Folder of a local directory for files that are being written. Object storage needs no such folder."""
@@ -51,6 +51,8 @@ _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds
 _CONFLICT_RETRIES, _CONFLICT_PAUSE_S = 5, 0.05
 _UPLOAD_PART_BYTES = 8 * 1024 * 1024
 _LOCK_WAIT_S, _LOCK_LOOK_S = 10.0, 0.005
+ADVANCED_BYTES_MAX = 64 * 1024
+"""What an object that advances may have: it names a file or a checkpoint."""
 _ADVANCES_MAX = 100  # processes that may come between one `advance` and its object
 _SYNCED_FOLDERS_MAX = 10_000
 _BY_UMASK = 0o777
@@ -73,13 +75,30 @@ class ObjectStorage:
         self._store = store
         self._clock = clock
 
-    def read(self, path: str) -> bytes | None:
-        """Return an object's bytes, or None when there is none."""
+    def read(self, path: str, *, bytes_max: int | None = None) -> bytes | None:
+        """Return an object's bytes, or None when there is none.
+
+        Where others can write too, name the most that the object may have: a larger one raises Corrupt, and
+        is not read. The memory of this process is also that of other accounts.
+        """
         with self._failures("read", path):
             try:
-                return obstore.get(self._store, path).bytes().to_bytes()
+                return self._content(path, obstore.get(self._store, path), bytes_max)
             except FileNotFoundError:
                 return None
+
+    def _content(self, path: str, found: "GetResult", bytes_max: int | None) -> bytes:
+        size = found.meta["size"]
+        if bytes_max is not None and size > bytes_max:
+            raise Corrupt(
+                f"object {path} at {self.url} has {size} bytes, and at most {bytes_max} are expected; look at"
+                " it, and remove it if it is not Penstock's"
+            )
+        return found.bytes().to_bytes()
+
+    def holds(self, path: str, data: bytes) -> bool:
+        """Return whether an object has this very content. One of another size is not read."""
+        return self.size(path) == len(data) and self.read(path, bytes_max=len(data)) == data
 
     def keep_private(self) -> None:
         """Make a local directory for this user only, with what is in it; do nothing for other storage."""
@@ -140,7 +159,7 @@ class ObjectStorage:
         answer to the first try, when no two versions of the object have the same content.
         """
         if seen is None:
-            return self.create(path, data) or self.read(path) == data
+            return self.create(path, data) or self.holds(path, data)
         with self._failures("replace", path):
             tried = 0
             while True:
@@ -148,13 +167,15 @@ class ObjectStorage:
                     current = obstore.get(self._store, path)
                 except FileNotFoundError:
                     return False
+                if current.meta["size"] > max(len(seen), len(data)):
+                    return False
                 content = current.bytes().to_bytes()
                 if content != seen:
                     return tried > 0 and content == data
                 try:
                     self._put_over(path, data, current.meta)
                 except (exceptions.PreconditionError, exceptions.NotFoundError):
-                    return self.read(path) == data
+                    return self.holds(path, data)
                 except exceptions.AlreadyExistsError as error:
                     tried = self._retry(tried, error)
                 else:
@@ -164,7 +185,7 @@ class ObjectStorage:
         """Write an object unless its content is as new or newer; `is_older` judges the content that is there.
 
         So the object never goes back, whoever writes it, and however late. On return it has this content or a
-        newer one.
+        newer one. It is small: raises Corrupt when the one that is there is not.
         """
         with self._failures("replace", path):
             tried = 0
@@ -175,7 +196,7 @@ class ObjectStorage:
                     if self.create(path, data):
                         return
                     continue
-                if not is_older(current.bytes().to_bytes()):
+                if not is_older(self._content(path, current, ADVANCED_BYTES_MAX)):
                     return
                 try:
                     self._put_over(path, data, current.meta)
@@ -366,12 +387,20 @@ class LocalStorage(ObjectStorage):
     def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
         if seen is None:
             return super().swap(path, data, seen=None)
-        return self._replace(path, data, lambda content: content == seen)
+        most = max(len(seen), len(data))
+        if (self.size(path) or 0) > most:
+            return False
+        return self._replace(path, data, lambda content: content == seen, bytes_max=most)
 
     def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
-        self._replace(path, data, lambda content: content is None or is_older(content))
+        def allows(content: bytes | None) -> bool:
+            return content is None or is_older(content)
 
-    def _replace(self, path: str, data: bytes, allows: Callable[[bytes | None], bool]) -> bool:
+        self._replace(path, data, allows, bytes_max=ADVANCED_BYTES_MAX)
+
+    def _replace(
+        self, path: str, data: bytes, allows: Callable[[bytes | None], bool], *, bytes_max: int
+    ) -> bool:
         """Write a file if its content allows it; return whether it does.
 
         The lock is held for a read and a rename only: a process that is stopped just there keeps all others
@@ -380,7 +409,7 @@ class LocalStorage(ObjectStorage):
         with self._failures("replace", path), self._stage(data) as staged:
             target = self._prepare(path)
             with self._hold_lock():
-                allowed = allows(self.read(path))
+                allowed = allows(self.read(path, bytes_max=bytes_max))
                 if allowed:
                     staged.replace(target)
             sync_folder(target.parent)  # a process that was killed after its rename may not have done so

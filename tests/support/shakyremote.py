@@ -37,9 +37,11 @@ class Remote(ObjectStorage):
         self._written: dict[str, int] = {}
         self._count = 0
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str, *, bytes_max: int | None = None) -> bytes | None:
         """Return an object's bytes, or None."""
-        return self._objects.get(path)
+        found = self._objects.get(path)
+        assert found is None or bytes_max is None or len(found) <= bytes_max, f"{path} is not small"
+        return found
 
     def size(self, path: str) -> int | None:
         """Return the size of an object, or None."""
@@ -191,9 +193,9 @@ class Shaky(ObjectStorage):
         self._weather = weather
         self._process = process
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str, *, bytes_max: int | None = None) -> bytes | None:
         """Return an object's bytes, or None."""
-        return self._look(lambda: self._remote.read(path))
+        return self._look(lambda: self._remote.read(path, bytes_max=bytes_max))
 
     def size(self, path: str) -> int | None:
         """Return the size of an object, or None."""

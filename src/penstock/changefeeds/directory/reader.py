@@ -36,7 +36,7 @@ from penstock.changefeeds.sinks.storage.layout import decode_checkpoint
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_path
 from penstock.errors import Corrupt, Invalid
 from penstock.follow.ddl_events import OtherAction
-from penstock.object_storage import ObjectStorage
+from penstock.object_storage import ADVANCED_BYTES_MAX, ObjectStorage
 from penstock.tables.ddl_jobs import DdlAction
 from penstock.tables.impossible_dates import to_pylist
 from penstock.tables.schema import TableInfo
@@ -45,6 +45,7 @@ __all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableCha
 
 
 _KEYS_MAX = 100_000
+_SCHEMA_BYTES_MAX = 16 * 1024 * 1024
 _RENAMES = frozenset({int(DdlAction.RENAME_TABLE), int(OtherAction.RENAME_TABLES)})
 
 
@@ -281,7 +282,7 @@ class DirectoryReader:
 
     def checkpoint(self) -> int:
         """Return the directory's checkpoint; raise Invalid when it has none, or it went back."""
-        data = self._storage.read(layout.METADATA_PATH)
+        data = self._storage.read(layout.METADATA_PATH, bytes_max=ADVANCED_BYTES_MAX)
         if data is None:
             raise Invalid(
                 f"{self._storage.url} has no metadata file: it is no changefeed's directory, or nothing was"
@@ -365,7 +366,8 @@ class DirectoryReader:
 
         The index may be newer than the listing, and name files that came after it.
         """
-        named = (self._storage.read(sequence.index_path) or b"").decode(errors="replace").strip()
+        index = self._storage.read(sequence.index_path, bytes_max=ADVANCED_BYTES_MAX) or b""
+        named = index.decode(errors="replace").strip()
         newest, digits = layout.parse_file_name(named), layout.number_digits(named)
         if newest is None:
             self._refuse(
@@ -395,7 +397,7 @@ class DirectoryReader:
     def _schema(self, found: SchemaEntry) -> SchemaFile:
         known = self._schemas.get(found.path)
         if known is None:
-            data = self._storage.read(found.path)
+            data = self._storage.read(found.path, bytes_max=_SCHEMA_BYTES_MAX)
             if data is None:
                 raise Corrupt(f"schema file {found.path} was removed while it was needed; keep the directory")
             known = _parse_schema(found.path, data)

@@ -17,7 +17,7 @@ from penstock.errors import Corrupt, PenstockError
 from penstock.object_storage import ObjectStorage, StorageRef
 
 _ERROR_CHARS_MAX = 500
-_NUMBER = re.compile(rb"([0-9]+)[.][^/]*$")  # of a data file, at the end of its name
+_NUMBER = re.compile(rb"([0-9]{1,20})[.][^/]*$")  # of a data file, at the end of its name
 
 Payloads = Callable[[FileWork], Iterable[bytes]]
 
@@ -83,7 +83,7 @@ def _put(file: FileWork, payloads: Iterable[bytes], storage: ObjectStorage) -> i
     """Put a file and its index; return its bytes."""
     data = _content(file, payloads)
     created = storage.create(file.data_path, data) or file.again
-    if not created and storage.read(file.data_path) != data:
+    if not created and not storage.holds(file.data_path, data):
         raise Corrupt(
             f"object {file.data_path} at {storage.url} exists with other content; "
             "make sure that no other changefeed writes to this place"

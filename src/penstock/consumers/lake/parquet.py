@@ -46,6 +46,7 @@ __all__ = ["MANIFEST", "CopyManifest", "ParquetCopy", "Retired", "live_files"]
 
 MANIFEST = "_penstock.json"
 _FORMAT = 1
+_MANIFEST_BYTES_MAX = 256 * 1024 * 1024  # that of a copy with a million files
 
 _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _TYPES = {
@@ -139,7 +140,7 @@ class CopyManifest:
                 retired=tuple(Retired(file["path"], file["at_ms"]) for file in tree["retired"]),
                 commit=tree["commit"],
             )
-        except (KeyError, TypeError, ValueError, pa.ArrowInvalid):
+        except (KeyError, TypeError, ValueError, RecursionError, pa.ArrowInvalid):
             raise Corrupt(f"{MANIFEST} at {place} is damaged; make another copy at another place") from None
 
 
@@ -206,7 +207,7 @@ def live_files(uri: str, storage: dict[str, str] | None = None) -> tuple[int, li
     Raises Invalid when there is no copy. The files stay for the job's `history` at least.
     """
     place = LakeOptions.model_validate({"uri": uri, "storage": storage or {}}).place
-    data = place.open().read(MANIFEST)
+    data = place.open().read(MANIFEST, bytes_max=_MANIFEST_BYTES_MAX)
     if data is None:
         raise Invalid(f"there is no copy at {place.url}; use the uri of its job")
     manifest = CopyManifest.decode(data, place=place.url)
@@ -233,7 +234,7 @@ class ParquetTable:
 
     def latest(self) -> Version | None:
         """Return the newest version; None when there is no manifest. Raises Invalid for files of others."""
-        data = self._storage.read(MANIFEST)
+        data = self._storage.read(MANIFEST, bytes_max=_MANIFEST_BYTES_MAX)
         if data is None:
             check_only_attempts(self._storage, self.folder, self.place)
             return None

@@ -555,7 +555,7 @@ class Nowhere(ObjectStorage):
     def exists(self, path: str) -> bool:
         return False
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str, *, bytes_max: int | None = None) -> bytes | None:
         return None
 
     def names(self, folder: str, *, after: str = "") -> list[str]:

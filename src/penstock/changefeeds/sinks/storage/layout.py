@@ -27,6 +27,7 @@ DateSeparator = Literal["none", "year", "month", "day"]
 
 METADATA_PATH = "metadata"
 NUMBER_DIGITS_MIN = 6
+_NUMBER_DIGITS_MAX = 20
 _DATE_FORMATS = {"none": "", "year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d"}
 _DATE_PATTERNS = {
     "none": "(?P<date>)",
@@ -36,7 +37,7 @@ _DATE_PATTERNS = {
 }
 _NAMES_PATTERN = r"(?P<schema>[^/]+)/(?P<table>[^/]+)/(?P<version>\d+)(?:/(?P<partition>\d+))?"
 _IDS_PATTERN = r"(?P<table_id>\d+)/(?P<version>\d+)"
-_NUMBER_PATTERN = rf"(?P<number>\d{{{NUMBER_DIGITS_MIN},}})"
+_NUMBER_PATTERN = rf"(?P<number>\d{{{NUMBER_DIGITS_MIN},{_NUMBER_DIGITS_MAX}}})"
 _FILE = re.compile(
     rf"CDC(?:_(?P<dispatcher>[0-9A-Za-z-]+)_)?{_NUMBER_PATTERN}(?P<extension>\.[a-z.]+)", re.ASCII
 )
@@ -268,7 +269,7 @@ def decode_checkpoint(data: bytes) -> int:
     """Return the checkpoint of a metadata file; raise Corrupt when there is none."""
     try:
         ts = json.loads(data)[_CHECKPOINT_MEMBER]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt("the metadata file holds no checkpoint; ask the writer to write it again") from error
     if not isinstance(ts, int) or ts < 0:
         raise Corrupt("the metadata file holds a damaged checkpoint; ask the writer to write it again")

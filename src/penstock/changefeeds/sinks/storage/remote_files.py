@@ -32,7 +32,7 @@ from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position, TableSpan
-from penstock.object_storage import LocalStorage, ObjectStorage
+from penstock.object_storage import ADVANCED_BYTES_MAX, LocalStorage, ObjectStorage
 
 _log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class RemoteFiles:
             return is_blank(_extension(data_path), file)
 
     def _repair_index(self, pending: PendingFile) -> None:
-        content = self._storage.read(pending.index_path)
+        content = self._storage.read(pending.index_path, bytes_max=ADVANCED_BYTES_MAX)
         name = pending.data_path.rpartition("/")[2].encode()
         number = number_in_index(name, pending.data_path)
         if number_in_index(content, pending.index_path) < number:
@@ -323,7 +323,8 @@ class RemoteFiles:
 
     def _last_number(self, target: FileTarget, folder: Folder) -> int:
         index_path = self._index_path(target, folder)
-        indexed = number_in_index(self._storage.read(index_path), index_path)
+        content = self._storage.read(index_path, bytes_max=ADVANCED_BYTES_MAX)
+        indexed = number_in_index(content, index_path)
         last = last_number(
             indexed, lambda number: self._storage.exists(self._paths(target, folder, number).data_path)
         )

@@ -288,7 +288,7 @@ class SchemaFile:
                 type=int(tree.get("Type", 0)),
                 columns=columns,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise Corrupt("a schema file is damaged; a member is missing or wrong") from error
         if total != len(columns):
             raise Corrupt(f"a schema file is damaged; it has {len(columns)} columns instead of {total}")
