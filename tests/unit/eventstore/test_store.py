@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import Denied, PenstockError, Unavailable
+from penstock.errors import Corrupt, Denied, PenstockError, Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.capture.reader import Reader
 from penstock.eventstore.capture.store import EventStore
@@ -382,12 +382,18 @@ def test_a_flush_whose_answer_was_lost_is_not_repeated(open_store: Open, storage
     assert [each["id"] for each in events(storage, 1, "data")] == [1, 2]
 
 
-def test_damaged_rows_fail_the_store_and_nothing_more_is_taken(open_store: Open) -> None:
+class _Damaged(ObjectStorage):
+    def write(self, path: str, data: bytes | Path) -> None:
+        raise Corrupt(f"{path} is damaged")
+
+
+def test_damaged_objects_fail_the_store_and_nothing_more_is_taken(
+    open_store: Open, storage: ObjectStorage
+) -> None:
     failed: list[PenstockError] = []
-    store = open_store(on_failure=failed.append)
+    store = open_store(on=_Damaged(storage.url, storage._store), on_failure=failed.append)
     table = store.open_table(1)
-    key = change(TABLE, NOW + 1, row(1))[2]
-    give(table, (NOW + 1, NOW, key, b"\x80\x00\x05", None))
+    give(table, change(TABLE, NOW + 1, row(1)))
     table.advance_resolved_ts(NOW + 2)
     assert not store.flush(1)
     assert len(failed) == 1
@@ -432,9 +438,20 @@ class _Blocked(ObjectStorage):
         super().write(path, data)
 
 
-def test_rows_that_cannot_be_kept_cost_their_table_alone(open_store: Open, storage: ObjectStorage) -> None:
+@pytest.mark.parametrize(
+    ("tp", "value", "said"),
+    [
+        (Tp.GEOMETRY, None, "columns of type GEOMETRY have no Arrow form"),
+        (Tp.TINY, None, "a row cannot be read: column place: an integer of a row is wider than its column"),
+        (Tp.LONG, b"\x80\x00\x05", "a row cannot be read: a row is cut short in its head"),
+    ],
+    ids=["type", "width", "damage"],
+)
+def test_rows_that_cannot_be_kept_cost_their_table_alone(
+    open_store: Open, storage: ObjectStorage, tp: Tp, value: bytes | None, said: str
+) -> None:
     defined = define_table("t", [("id", "bigint primary key"), ("place", "int")])
-    place = replace(defined.columns[1], type=replace(defined.columns[1].type, tp=Tp.GEOMETRY))
+    place = replace(defined.columns[1], type=replace(defined.columns[1].type, tp=tp))
     bad = replace(defined, id=2, columns=(defined.columns[0], place))
     refused: list[tuple[int, str]] = []
     failed: list[PenstockError] = []
@@ -444,12 +461,13 @@ def test_rows_that_cannot_be_kept_cost_their_table_alone(open_store: Open, stora
         on_failure=failed.append,
     )
     good, table = store.open_table(1), store.open_table(2)
-    give(table, change(replace(defined, id=2), NOW + 1, {"id": 1, "place": 1}))
+    commit_ts, start_ts, key, written, old = change(replace(defined, id=2), NOW + 1, {"id": 1, "place": 2024})
+    give(table, (commit_ts, start_ts, key, value or written, old))
     table.advance_resolved_ts(NOW + 2)
     assert not store.flush(2)
     ((table_id, reason),) = refused
     assert table_id == 2
-    assert "columns of type GEOMETRY have no Arrow form" in reason
+    assert said in reason
     assert set(store.tables()) == {1}
     give(good, change(TABLE, NOW + 1, row(1)))
     good.advance_resolved_ts(NOW + 2)

@@ -4,7 +4,7 @@ Data goes into objects as it comes. Tombstones are divided by time, and each obj
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock import metrics
 from penstock.clock import SYSTEM, Clock
 from penstock.columnar.spill_queue import SpillTable
+from penstock.errors import Corrupt, Invalid
 from penstock.eventstore import paths
 from penstock.eventstore.log.rows import count_before, times
 from penstock.eventstore.manifest import ObjectInfo, ObjectKind
@@ -152,7 +153,8 @@ class Build:
                         if key not in parts:
                             writer = stack.enter_context(self._writer(table_id, schema, "data", kind))
                             parts[key], written[key] = _Part(schema, kind, writer), []
-                        sides = decode_sides(rows, schema.table, self.decoder)
+                        with _refuse_damaged_rows():
+                            sides = decode_sides(rows, schema.table, self.decoder)
                         parts[key].data.write(sides.data)
                         parts[key].tombstones.append(sides.tombstone)
                         written[key].append(sides.data.select([HANDLE, COMMIT_TS]))
@@ -203,7 +205,8 @@ class Build:
         self, rows: pa.RecordBatch, schema: SchemaVersion, kind: ObjectKind
     ) -> Iterator[tuple[ObjectKind, pa.RecordBatch]]:
         """Divide rows of one schema version into changes, of the given kind, and backfills."""
-        backfills = find_backfills(rows, schema.table, self.decoder)
+        with _refuse_damaged_rows():
+            backfills = find_backfills(rows, schema.table, self.decoder)
         if not backfills.any():
             yield kind, rows
             return
@@ -246,7 +249,8 @@ class Build:
     ) -> Iterator[pa.RecordBatch]:
         """Write the data side of some rows; yield the tombstones."""
         for rows in batches:
-            sides = decode_sides(rows, schema.table, self.decoder)
+            with _refuse_damaged_rows():
+                sides = decode_sides(rows, schema.table, self.decoder)
             data.write(sides.data)
             yield sides.tombstone
 
@@ -270,6 +274,19 @@ class Build:
             scratch=self.scratch,
             clock=self.clock,
         )
+
+
+@contextmanager
+def _refuse_damaged_rows() -> Iterator[None]:
+    """Raise Invalid for rows that do not fit their table's description: they cost that table alone.
+
+    The log has checksums, so the cluster has such rows too. TiDB writes one when it converts JSON to an
+    integer column that is too narrow for the number, for instance.
+    """
+    try:
+        yield
+    except Corrupt as error:
+        raise Invalid(f"a row cannot be read: {error}") from error
 
 
 def _row_ids(

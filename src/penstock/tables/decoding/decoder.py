@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.columnar.buffers import Bytes, Ints, Mask, gather, pad
+from penstock.errors import Corrupt
 from penstock.tables.arrow import arrow_field, arrow_type
 from penstock.tables.codec import rows
 from penstock.tables.columns import ColumnInfo
@@ -206,15 +207,22 @@ def _handle_storage(table: TableInfo, keys: _Pieces) -> dict[int, StoredValues]:
 def _array(column: ColumnInfo, located: ColumnCells, handle: StoredValues | None, blank: Mask) -> pa.Array:
     absent = located.absent
     if handle is not None and absent.all():
-        return to_arrow(column.type, handle)
-    array = to_arrow(column.type, located.cells)
+        return _to_arrow(column, handle)
+    array = _to_arrow(column, located.cells)
     if not absent.any():
         return array
     if handle is not None:
-        return pc.if_else(pa.array(absent), to_arrow(column.type, handle), array)
+        return pc.if_else(pa.array(absent), _to_arrow(column, handle), array)
     origin = origin_scalar(column)
     filled = absent & ~blank
     return pc.if_else(pa.array(filled), origin, array) if origin.is_valid and filled.any() else array
+
+
+def _to_arrow(column: ColumnInfo, storage: StoredValues) -> pa.Array:
+    try:
+        return to_arrow(column.type, storage)
+    except Corrupt as error:
+        raise Corrupt(f"column {column.name}: {error}") from error
 
 
 def origin_scalar(column: ColumnInfo) -> pa.Scalar:
