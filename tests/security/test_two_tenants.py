@@ -142,6 +142,21 @@ def creations(world: ApiWorld, mine: str, other: str) -> Iterator[Request]:
     """What would read the other's rows, or write to the other's place."""
     yield Request("POST", "/api/v1/jobs", job(world, other, "theft"))
     yield Request("POST", "/api/v1/jobs", {**job(world, mine, "theft"), "job": f"of_{other}.items/theft"})
+    for table in (
+        f"of_{other}.stolen",
+        f"OF_{other.upper()}.stolen",
+        f"`of_{other}`.stolen",
+        f" of_{other}.stolen",
+        f"of_{other}.of_{mine}.stolen",
+        f"of_{mine}.stolen,of_{other}.stolen",
+        "stolen",
+        ".stolen",
+        "penstock.iscp_log",
+        "mysql.user",
+    ):
+        copy = {"spec": {"detail": {"consumer": {"consumer": "kv", "options": {"table": table}}}}}
+        yield Request("POST", "/api/v1/jobs", {"job": f"of_{mine}.items/theft", **copy})
+        yield Request("PATCH", f"/api/v1/jobs/of_{mine}.items/words", copy)
     for tables in (
         [f"of_{other}.*"],
         ["*.*"],
