@@ -30,6 +30,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
         "bob": {"token": TOKENS["bob"], **tenant},
     }
     api = {"accounts": accounts, "requests_burst": 100_000, "readers": 2, "reader_stall_s": 1}
+    api |= {"client_timeout_s": 300}  # so that no connection is ended before its reader is
     with api_world(folder, api) as made:
         db = made.world.db
         for account in ("ann", "bob"):
