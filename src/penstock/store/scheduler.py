@@ -115,7 +115,8 @@ class TxnScheduler:
         ticket = await self._acquire(keys)
         effects = Effects()
         try:
-            result = act(MvccReader(self._engine.view(COMMANDING)), effects)
+            reader = MvccReader(self._engine.view(COMMANDING), self._concurrency.may_be_locked)
+            result = act(reader, effects)
             if not effects.mutations:
                 ticket.release()
                 return result

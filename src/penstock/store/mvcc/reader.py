@@ -3,7 +3,7 @@
 `mvcc_info` and `find_by_start_ts` show what is stored of a key, for debugging.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
@@ -47,17 +47,23 @@ class TxnRecord(NamedTuple):
 class MvccReader:
     """A consistent view of locks and versions. Each command makes a new one.
 
-    It takes one cursor of the view for its seeks; a scan over versions takes another while it runs.
+    It takes one cursor of the view for its seeks; a scan over versions takes another while it runs. With
+    `may_be_locked` it looks for the locks of those keys only that may have one.
     """
 
-    __slots__ = ("_cursor", "view")
+    __slots__ = ("_cursor", "_gap", "_may_be_locked", "view")
 
-    def __init__(self, view: EngineView) -> None:
+    def __init__(self, view: EngineView, may_be_locked: Callable[[bytes], bool] | None = None) -> None:
         self.view = view
+        self._may_be_locked = may_be_locked
         self._cursor: RdictIter | None = None
+        # Where the last seek began and the key that it found, None for the end: between the two is nothing.
+        self._gap: tuple[bytes, bytes | None] | None = None
 
     def load_lock(self, key: bytes) -> LockRecord | None:
         """Return the lock of a key, of any kind."""
+        if self._may_be_locked is not None and not self._may_be_locked(key):
+            return None
         stored = self.view.get(Cf.LOCK, key)
         return None if stored is None else LockRecord.decode(stored)
 
@@ -69,7 +75,20 @@ class MvccReader:
     def seek_write(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
         """Return the newest version of any kind committed at or before `ts`, and when it was."""
         prefix = records.escape(key)
-        return _version(self._seek(prefix + records.suffix(ts)), prefix)
+        position = prefix + records.suffix(ts)
+        gap = self._gap
+        if gap is None or position < gap[0] or (gap[1] is not None and position > gap[1]):
+            cursor = self._seek(position)
+            if cursor.valid():
+                gap = self._gap = (position, cursor.key())
+            else:
+                cursor.status()
+                gap = self._gap = (position, None)
+        found = gap[1]
+        if found is None or not found.startswith(prefix):
+            return None
+        assert self._cursor is not None
+        return records.ts_of(found), Write.decode(self._cursor.value())
 
     def newest_put(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
         """Return the version a read at `ts` sees; None when the key is absent or deleted then."""
@@ -147,6 +166,7 @@ class MvccReader:
         cursor = self._cursor
         if cursor is None:
             cursor = self._cursor = self.view.take_cursor(Cf.WRITE)
+        self._gap = None  # the cursor moves
         cursor.seek(position)
         return cursor
 
