@@ -1,18 +1,31 @@
-"""What a user's `spark-defaults.conf` says, for the sessions that Penstock builds itself.
+"""What a user gave Spark: `spark-defaults.conf` and the arguments of `spark-submit`.
 
-It counts above Penstock's own defaults and below the settings file, as for any other program of Spark.
+In sessions that Penstock builds itself the file counts above Penstock's own defaults and below the settings
+file. In all others `launch_defaults` finds the options of the data source, `spark.penstock.*`: Spark gives a
+Python data source the options of a read, and nothing of the session.
 """
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import Invalid
 from penstock.settings import SparkSettings
 from penstock.spark.jvm import HOME
 
-__all__ = ["memory_mib", "parse_properties", "read_defaults", "with_defaults"]
+__all__ = [
+    "PREFIX",
+    "launch_defaults",
+    "memory_mib",
+    "parse_properties",
+    "parse_submit",
+    "read_defaults",
+    "with_defaults",
+]
+
+PREFIX = "spark.penstock."
+"""Of the keys of Spark's configuration that are options of the data source."""
 
 _FIELDS = {
     "spark.master": "master",
@@ -40,8 +53,10 @@ def read_defaults(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the entries of `spark-defaults.conf`; none when there is no such file."""
     folder = environ.get("SPARK_CONF_DIR") or (f"{environ[HOME]}/conf" if environ.get(HOME) else "")
     path = Path(folder, "spark-defaults.conf")
-    if not folder or not path.is_file():
-        return {}
+    return _read_properties(path) if folder and path.is_file() else {}
+
+
+def _read_properties(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -49,6 +64,69 @@ def read_defaults(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
             f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'}); correct it"
         ) from error
     return parse_properties(text)
+
+
+_SUBMIT = "org.apache.spark.deploy.SparkSubmit"  # Java's main class, whoever started it
+_SWITCHES = frozenset({"--verbose", "-v", "--supervise", "--help", "-h", "--version"})  # without a value
+_ANCESTORS_MAX = 8  # a process that plans a read is a child of Java, or of Spark's daemon
+
+
+def launch_defaults(
+    environ: Mapping[str, str] = os.environ, commands: Sequence[Sequence[str]] | None = None
+) -> dict[str, str]:
+    """Return the options of the data source with which Spark was started, for a process that plans a read.
+
+    They are the `spark.penstock.*` of `spark-defaults.conf`, and of the arguments of the Java that this
+    process descends from: `spark-submit --conf`, and `SparkSession.builder.config` of the program that
+    started Spark. `commands` are the command lines of its ancestors. Raises Invalid when a file of
+    properties cannot be read.
+    """
+    found: dict[str, str] = {}
+    for command in _ancestors() if commands is None else commands:
+        if _SUBMIT in command:
+            given, properties = parse_submit(command[list(command).index(_SUBMIT) + 1 :])
+            found = (_read_properties(Path(properties)) if properties else read_defaults(environ)) | given
+            break
+    else:
+        found = read_defaults(environ)
+    return {key.removeprefix(PREFIX): value for key, value in found.items() if key.startswith(PREFIX)}
+
+
+def parse_submit(arguments: Sequence[str]) -> tuple[dict[str, str], str | None]:
+    """Return the configuration among the arguments of `spark-submit`, and its file of properties. Pure.
+
+    What follows the program belongs to the program.
+    """
+    conf: dict[str, str] = {}
+    properties = None
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in _SWITCHES:
+            continue
+        if not argument.startswith("-"):
+            break
+        name, assigned, value = argument.partition("=")
+        if not assigned:
+            value = next(rest, "")
+        if name in {"--conf", "-c"}:
+            key, _, entry = value.partition("=")
+            conf[key.strip()] = entry
+        elif name == "--properties-file":
+            properties = value
+    return conf, properties
+
+
+def _ancestors() -> Iterator[list[str]]:
+    """Yield the command lines of the processes above this one, as far as the system shows them."""
+    pid = os.getppid()
+    for _ in range(_ANCESTORS_MAX):
+        folder = Path("/proc", str(pid))
+        try:
+            command = folder.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
+            pid = int(folder.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # it has ended, or there is no such folder
+            return
+        yield command
 
 
 def parse_properties(text: str) -> dict[str, str]:

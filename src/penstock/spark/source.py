@@ -34,7 +34,8 @@ class PenstockDataSource(DataSource):
     """`spark.read.format("penstock")`, registered by `penstock.spark.register`, or installed."""
 
     settings: ClassVar["Settings | None"] = None
-    defaults: ClassVar[dict[str, str]] = {}
+    defaults: ClassVar[dict[str, str] | None] = None
+    """What `register` found in the session; None when nobody registered the source."""
     parallelism: ClassVar[Parallelism] = Parallelism(os.cpu_count() or 1)  # when nobody registered it
     _read: "TableRead | None" = None
     _where: str | None = None
@@ -75,9 +76,11 @@ class PenstockDataSource(DataSource):
 
     def _open(self) -> "TableRead":
         if self._read is None:
+            from penstock.spark.defaults import launch_defaults
             from penstock.spark.options import parse_options
 
-            options = parse_options(self.options, defaults=self.defaults, settings=self.settings)
+            defaults = launch_defaults() if self.defaults is None else self.defaults
+            options = parse_options(self.options, defaults=defaults, settings=self.settings)
             self._where = options.where
             self._read = self.open_read(options)
         return self._read
@@ -120,9 +123,6 @@ class _OneLineReader(DataSourceReader):
             yield from self._inner.read(partition)
 
 
-_PREFIX = "spark.penstock."
-
-
 def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
     """Register the data source `penstock` and its SQL functions with a session.
 
@@ -130,11 +130,12 @@ def register(spark: "SparkSession", settings: "Settings | None" = None) -> None:
     then from `settings`, or else from the settings file that PENSTOCK_CONFIG names. Registering again
     replaces them. Raises Invalid when a key of spark.penstock.* is unknown.
     """
+    from penstock.spark.defaults import PREFIX
     from penstock.spark.options import CONFIG_VARIABLE, check_defaults, for_reads
     from penstock.spark.parallelism import keep_parallelism
 
     session_defaults = {
-        key[len(_PREFIX) :]: value for key, value in spark.conf.getAll.items() if key.startswith(_PREFIX)
+        key[len(PREFIX) :]: value for key, value in spark.conf.getAll.items() if key.startswith(PREFIX)
     }
     check_defaults(session_defaults)
     path = os.environ.get(CONFIG_VARIABLE)

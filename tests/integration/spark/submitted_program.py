@@ -1,9 +1,20 @@
-"""A program for spark-submit: prints what its session is after `build_session`, without and with its own."""
+"""A program for spark-submit: reads with a session that Penstock has never seen, then prints what its session
+is after `build_session`, without and with its own.
+"""
 
 import json
 import sys
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+if __name__ == "__main__":  # before anything of Penstock is imported
+    plain = SparkSession.builder.getOrCreate()
+    try:
+        plain.read.format("penstock").load("shop.orders")
+    except PySparkException as error:
+        sys.stdout.write(f"{json.dumps(str(error))}\n")
+    plain.stop()
 
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.session import build_session

@@ -25,6 +25,7 @@ def test_what_spark_submit_was_given_is_kept_with_and_without_a_session_of_the_u
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.session.timeZone": "Asia/Tokyo",
         "spark.ui.enabled": "false",
+        "spark.penstock.storage": f"file://{tmp_path}/events",
     }
     options = ["--master", "local[2]", "--name", "theirs", "--driver-memory", "600m"]
     options += [word for pair in given.items() for word in ("--conf", "=".join(pair))]
@@ -45,7 +46,8 @@ def test_what_spark_submit_was_given_is_kept_with_and_without_a_session_of_the_u
         "spark.sql.session.timeZone": "Asia/Tokyo",
         "spark.ui.enabled": "false",
     }
-    ours = {"spark.sql.shuffle.partitions": "7", "spark.penstock.storage": "memory://"}
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        {**kept, **ours, "again": True, "count": 5}
-    ] * 2
+    kept["spark.penstock.storage"] = given["spark.penstock.storage"]
+    ours = {"spark.sql.shuffle.partitions": "7"}
+    without_penstock, *sessions = [json.loads(line) for line in done.stdout.splitlines()]
+    assert f"storage file://{tmp_path}/events is not a folder" in without_penstock
+    assert sessions == [{**kept, **ours, "again": True, "count": 5}] * 2

@@ -4,7 +4,13 @@ import pytest
 
 from penstock.errors import Invalid
 from penstock.settings import SparkSettings
-from penstock.spark.defaults import memory_mib, parse_properties, with_defaults
+from penstock.spark.defaults import (
+    launch_defaults,
+    memory_mib,
+    parse_properties,
+    parse_submit,
+    with_defaults,
+)
 from penstock.spark.jvm import parse_master
 from penstock.spark.session import overhead_mib, security_conf, session_conf
 
@@ -120,3 +126,31 @@ def test_memory_outside_of_the_heap_is_asked_for_where_it_is_limited() -> None:
     assert key not in conf_of(SparkSettings(master="k8s://https://a:6443", conf={factor: "0.4"}))
     assert key not in conf_of(SparkSettings(master="local[2]"))
     assert key not in conf_of(SparkSettings(master="spark://a:7077"))
+
+
+JAVA = ["/usr/bin/java", "-cp", "x", "org.apache.spark.deploy.SparkSubmit"]
+
+
+def test_options_of_the_data_source_are_found_where_spark_was_started(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.penstock.storage s3://theirs\nspark.penstock.partitionBytes 1MiB\nspark.master yarn\n"
+    )
+    environ = {"SPARK_CONF_DIR": str(tmp_path)}
+    in_file = {"storage": "s3://theirs", "partitionBytes": "1MiB"}
+    assert launch_defaults(environ, []) == in_file
+    assert launch_defaults({}, []) == {}
+    given = [*JAVA, "--verbose", "--conf", "spark.penstock.storage=s3://a?b=c", "app.py", "--conf", "x=y"]
+    daemon = ["python3", "-m", "pyspark.daemon"]
+    assert launch_defaults(environ, [daemon, given]) == in_file | {"storage": "s3://a?b=c"}
+    other = tmp_path / "other.conf"
+    other.write_text("spark.penstock.pdAddrs a:1\n")
+    command = [*JAVA, "--properties-file", str(other), "pyspark-shell"]
+    assert launch_defaults(environ, [command]) == {"pdAddrs": "a:1"}
+    with pytest.raises(Invalid, match="cannot be read"):
+        launch_defaults(environ, [[*JAVA, f"--properties-file={tmp_path / 'none'}", "app.py"]])
+
+
+def test_arguments_of_a_submitted_program_are_not_those_of_spark() -> None:
+    arguments = ["--master", "yarn", "-c", "a=1", "--conf=b=2", "--class", "X", "app.jar", "--conf", "c=3"]
+    assert parse_submit(arguments) == ({"a": "1", "b": "2"}, None)
+    assert parse_submit(["--properties-file"]) == ({}, "")
