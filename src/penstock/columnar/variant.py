@@ -1,11 +1,15 @@
-"""Rows as values of Spark's type VARIANT, a column at a time. Pure.
+"""Rows, and JSON, as values of Spark's type VARIANT. Pure.
 
 A variant is two byte strings: `metadata`, the names of an object's fields, and `value`. The rows of a table
 have the same names, so all but the values and their places is the same for every row.
 https://github.com/apache/parquet-format/blob/master/VariantEncoding.md has the format.
 """
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.columnar.buffers import Bytes, Ints
+from penstock.errors import Corrupt
 
-__all__ = ["VARIANT", "encode_objects"]
+__all__ = ["VARIANT", "encode_json", "encode_objects"]
 
 VARIANT = pa.struct(
     [
@@ -28,6 +33,7 @@ _NOTHING = pa.scalar(b"", pa.binary())
 _PRIMITIVE, _SHORT_TEXT, _OBJECT, _ARRAY = range(4)  # the two low bits of a value's first byte
 _NULL = bytes([_PRIMITIVE])
 _TYPE_SHIFT = 2
+_TRUE, _FALSE = 1, 2
 _INT1, _INT2, _INT4, _INT8, _DOUBLE, _DECIMAL4, _DECIMAL8, _DECIMAL16 = range(3, 11)
 _DATE, _TIMESTAMP, _TIMESTAMP_NTZ, _FLOAT, _BINARY, _TEXT = range(11, 17)
 _SHORT_TEXT_MAX = 63  # bytes of a text whose length is in its first byte
@@ -70,7 +76,7 @@ def encode_objects(columns: Mapping[str, pa.Array], rows: int) -> pa.StructArray
 
 def _metadata(names: list[str]) -> bytes:
     """Return the dictionary of names: its size, where each name begins, the names."""
-    texts = [name.encode() for name in names]
+    texts = [name.encode(errors="replace") for name in names]
     ends = np.cumsum([0, *map(len, texts)])
     width = _width_of(max(len(names), int(ends[-1])))
     head = bytes([1 | (width - 1) << 6]) + len(names).to_bytes(width, "little")
@@ -206,3 +212,106 @@ def _fixed_cells(rows: Bytes) -> pa.Array:
     return pa.Array.from_buffers(
         pa.binary(), len(rows), [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)], null_count=0
     )
+
+
+def encode_json(texts: pa.Array) -> pa.StructArray:
+    """Return each JSON text as a variant, with the types that Spark's `parse_json` chooses; null stays null.
+
+    Raises Corrupt when a text is not JSON.
+    """
+    values: list[bytes] = []
+    metadata: list[bytes] = []
+    for text in texts.to_pylist():  # documents have their own names, so there are no vectors in it
+        names: dict[str, int] = {}
+        values.append(b"" if text is None else _encode_document(_parse_json(text), names))
+        metadata.append(_metadata(list(names)))
+    parts = [pa.array(part, pa.binary()) for part in (values, metadata)]
+    return pa.StructArray.from_arrays(parts, fields=list(VARIANT), mask=texts.is_null())
+
+
+_DIGITS_MAX = 38  # of a decimal
+_PLAIN_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_INTEGERS = ((_INT1, 1), (_INT2, 2), (_INT4, 4), (_INT8, 8))
+_DECIMALS = ((9, _DECIMAL4, 4), (18, _DECIMAL8, 8), (_DIGITS_MAX, _DECIMAL16, 16))
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text, parse_int=_read_number, parse_float=_read_number, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(
+            "a JSON column has a value that is not JSON; keep its objects for inspection"
+        ) from error
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _read_number(text: str) -> int | Decimal | float:
+    """Return a number as Spark does: exact where 64 bits or 38 digits do, else a double."""
+    if not _PLAIN_NUMBER.fullmatch(text):
+        return float(text)
+    whole, point, fraction = text.partition(".")
+    digits = len(f"{whole.lstrip('-')}{fraction}".lstrip("0"))
+    if max(digits, len(fraction)) > _DIGITS_MAX:
+        return float(text)
+    number = Decimal(text)
+    return int(number) if not point and -(1 << 63) <= number < 1 << 63 else number
+
+
+def _encode_document(value: Any, names: dict[str, int]) -> bytes:
+    """Return a value of parsed JSON; `names` gets the names of its objects' fields, by their numbers."""
+    match value:
+        case None:
+            return _NULL
+        case bool():
+            return bytes([(_TRUE if value else _FALSE) << _TYPE_SHIFT])
+        case int():
+            number, width = next(
+                kind for kind in _INTEGERS if -1 << (at := 8 * kind[1] - 1) <= value < 1 << at
+            )
+            return bytes([number << _TYPE_SHIFT]) + value.to_bytes(width, "little", signed=True)
+        case Decimal():
+            return _encode_decimal(value)
+        case float():
+            return bytes([_DOUBLE << _TYPE_SHIFT]) + np.float64(value).tobytes()
+        case str():
+            data = value.encode(errors="replace")  # half a surrogate is "?", as in Java
+            if len(data) <= _SHORT_TEXT_MAX:
+                return bytes([len(data) << _TYPE_SHIFT | _SHORT_TEXT]) + data
+            return bytes([_TEXT << _TYPE_SHIFT]) + len(data).to_bytes(4, "little") + data
+        case list():
+            cells = [_encode_document(element, names) for element in value]
+            places, width = _places(cells)
+            large = len(cells) > _SMALL_MAX
+            kind = (large << 2 | (width - 1)) << _TYPE_SHIFT | _ARRAY
+            head = bytes([kind]) + len(cells).to_bytes(4 if large else 1, "little")
+            return b"".join((head, places, *cells))
+    fields = sorted(value, key=lambda name: name.encode("utf-16-be", "surrogatepass"))  # as Java compares
+    ids = [names.setdefault(name, len(names)) for name in fields]
+    cells = [_encode_document(value[name], names) for name in fields]
+    places, width = _places(cells)
+    large, id_width = len(cells) > _SMALL_MAX, _width_of(max(ids, default=0))
+    kind = (large << 4 | (id_width - 1) << 2 | (width - 1)) << _TYPE_SHIFT | _OBJECT
+    head = bytes([kind]) + len(cells).to_bytes(4 if large else 1, "little")
+    numbers = np.array(ids, np.dtype(f"<u{id_width}")).tobytes()
+    return b"".join((head, numbers, places, *cells))
+
+
+def _encode_decimal(value: Decimal) -> bytes:
+    """Return a decimal with the scale that it was written with, in the fewest bytes."""
+    negative, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int), "the number is finite"
+    scale = -exponent
+    unscaled = (-1 if negative else 1) * int("".join(map(str, digits)))
+    precision = max(scale, len(str(abs(unscaled))))
+    number, width = next((number, width) for most, number, width in _DECIMALS if precision <= most)
+    return bytes([number << _TYPE_SHIFT, scale]) + unscaled.to_bytes(width, "little", signed=True)
+
+
+def _places(cells: Sequence[bytes]) -> tuple[bytes, int]:
+    """Return where each cell begins and the last one ends, and the bytes of each of these numbers."""
+    ends = np.cumsum([0, *map(len, cells)])
+    width = _width_of(int(ends[-1]))
+    return ends.astype(np.dtype(f"<u{width}")).tobytes(), width

@@ -4,7 +4,8 @@ Spark's own conversion is private, and versions of it differ in timestamps witho
 that tables and changes have are listed (`penstock.tables.arrow`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -26,12 +27,17 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from penstock.errors import Invalid
-from penstock.tables.arrow import shown_name
+from penstock.tables.arrow import arrow_name, shown_name
+from penstock.tables.columns import Tp
 
-__all__ = ["arrow_schema", "as_declared", "require_columns", "spark_schema"]
+if TYPE_CHECKING:
+    from penstock.tables.schema import TableInfo
+
+__all__ = ["arrow_schema", "as_declared", "json_columns", "require_columns", "spark_schema"]
 
 _SPARK_TYPES: Mapping[pa.DataType, DataType] = {
     pa.bool_(): BooleanType(),
@@ -53,10 +59,17 @@ _LARGE = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 _ELEMENT = "element"  # as Spark names the values of an array
 
 
-def spark_schema(schema: pa.Schema) -> StructType:
+def json_columns(table: "TableInfo") -> frozenset[str]:
+    """Return the columns of a table that may be declared as VARIANT."""
+    found = (column for column in table.stored_columns if column.type.tp == Tp.JSON)
+    return frozenset(shown_name(arrow_name(column)) for column in found)
+
+
+def spark_schema(schema: pa.Schema, variants: Collection[str] = ()) -> StructType:
     """Return the schema that Spark declares for batches of an Arrow schema: columns have their own names.
 
-    Raises Invalid when a column of the table and a system column have one name.
+    Those of `variants`, which hold JSON, are VARIANT. Raises Invalid when a column of the table and a system
+    column have one name.
     """
     names = [shown_name(name) for name in schema.names]
     for name in names:
@@ -67,18 +80,26 @@ def spark_schema(schema: pa.Schema) -> StructType:
             )
     return StructType(
         [
-            StructField(name, _spark_type(field.type), nullable=field.nullable)
+            StructField(
+                name, VariantType() if name in variants else _spark_type(field.type), nullable=field.nullable
+            )
             for name, field in zip(names, schema, strict=True)
         ]
     )
 
 
-def require_columns(declared: StructType, found: pa.Schema, *, table: str) -> None:
-    """Raise Invalid unless `found` has every column of a declared schema with its type."""
+def require_columns(
+    declared: StructType, found: pa.Schema, *, table: str, json: Collection[str] = ()
+) -> None:
+    """Raise Invalid unless `found` has every column of a declared schema with its type.
+
+    Columns of `json` may be declared as VARIANT.
+    """
     types = {field.name: field.dataType for field in spark_schema(found)}
     for field in declared:
         kind = types.get(field.name)
-        if kind != field.dataType:
+        is_variant = isinstance(field.dataType, VariantType) and field.name in json
+        if kind != field.dataType and not is_variant:
             actual = "not there" if kind is None else kind.simpleString()
             raise Invalid(
                 f"column {field.name} of {table} is {actual}, not {field.dataType.simpleString()};"
@@ -87,11 +108,20 @@ def require_columns(declared: StructType, found: pa.Schema, *, table: str) -> No
 
 
 def as_declared(batches: Iterable[pa.RecordBatch], declared: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield batches with exactly the columns that Spark expects; copy only batches that differ."""
+    """Yield batches with exactly the columns that Spark expects; copy only batches that differ.
+
+    Raises Corrupt when a column that is declared as VARIANT has a text that is not JSON.
+    """
     expected = arrow_schema(declared)
+    variants = [field.name for field in declared if isinstance(field.dataType, VariantType)]
     for stored in batches:
         if stored.num_rows:
             batch = stored.rename_columns([shown_name(name) for name in stored.schema.names])
+            for name in variants:
+                from penstock.columnar.variant import encode_json  # imports pandas, as pa.array does
+
+                at = batch.schema.get_field_index(name)
+                batch = batch.set_column(at, expected.field(name), encode_json(batch.column(at)))
             yield batch if batch.schema.equals(expected) else batch.select(expected.names).cast(expected)
 
 
@@ -120,6 +150,10 @@ def _arrow_type(kind: DataType) -> pa.DataType:
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, ArrayType):
         return pa.list_(pa.field(_ELEMENT, _arrow_type(kind.elementType), nullable=kind.containsNull))
+    if isinstance(kind, VariantType):
+        from penstock.columnar.variant import VARIANT
+
+        return VARIANT
     if isinstance(kind, StructType):
         return pa.struct(
             [pa.field(field.name, _arrow_type(field.dataType), field.nullable) for field in kind]

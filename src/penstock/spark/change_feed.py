@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.spark.filters import ReadFilter
     from penstock.spark.options import SourceOptions
     from penstock.spark.tasks import Parallelism
+    from penstock.tables.schema import TableInfo
 
 __all__ = [
     "ChangeFeedInput",
@@ -44,6 +45,11 @@ class _Range:
     def schema(self) -> "pa.Schema":
         """The columns of the change feed."""
         return self.rows.schema
+
+    @property
+    def info(self) -> "TableInfo":
+        """The table at the end of the range."""
+        return self.end.table
 
 
 class ChangeFeedRead(VersionedRead[_Range, "ChangeFeedReader"]):

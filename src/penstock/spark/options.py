@@ -83,10 +83,12 @@ _CONNECTION = (
 )
 _READ = (
     *("table", "tables", "from", "columns", "where", "rangeFrom", "rangeTo"),
-    *("versionAsOf", "timestampAsOf", "readChangeFeed"),
+    *("versionAsOf", "timestampAsOf", "readChangeFeed", "jsonAsVariant"),
     *("startingVersion", "startingTimestamp", "endingVersion", "endingTimestamp", "consumerId"),
 )
-_OF_ONE_TABLE = ("columns", "where", "rangeFrom", "rangeTo", "versionAsOf", "timestampAsOf")
+_OF_ONE_TABLE = (
+    *("columns", "where", "rangeFrom", "rangeTo", "versionAsOf", "timestampAsOf", "jsonAsVariant"),
+)
 _STORAGE_OPTION = "storageoptions."
 _NAMES = {name.lower(): name for name in (*_READ, *_CONNECTION, "path")}
 _SIZE = re.compile(r"(?P<count>[1-9]\d*)\s*(?P<unit>KiB|MiB|GiB|)", re.IGNORECASE)
@@ -107,6 +109,8 @@ class SourceOptions:
     columns: tuple[str, ...] | None = None
     where: str | None = None
     """The condition that rows meet."""
+    json_as_variant: bool = False
+    """Whether JSON columns are VARIANT rather than texts."""
     as_of_ts: int | None = None
     """The snapshot's timestamp; None takes the newest."""
     read_change_feed: bool = False
@@ -152,6 +156,7 @@ def parse_options(
         origin=_origin(options),
         columns=_columns(options),
         where=options.get("where") or None,
+        json_as_variant=_flag(options, "jsonAsVariant"),
         as_of_ts=_as_of(options),
         read_change_feed=_reads_changes(options),
         from_ts=from_ts,

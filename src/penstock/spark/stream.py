@@ -336,13 +336,13 @@ class ChangeStreamReader(MicroBatchReader):
 
     def _rows(self, view: "TableView", ts: int) -> "ChangeRows":
         """Return the declared rows; when the caller gave a schema, those of the table at `ts`."""
-        from penstock.spark.arrow_types import require_columns
+        from penstock.spark.arrow_types import json_columns, require_columns
         from penstock.spark.change_rows import ChangeRows
 
         if self._declared is not None:
             return ChangeRows(self._declared.table, self._options.columns)
         rows = ChangeRows(_table_at(view, ts), self._options.columns or tuple(self._schema.names))
-        require_columns(self._schema, rows.schema, table=self._options.table)
+        require_columns(self._schema, rows.schema, table=self._options.table, json=json_columns(rows.table))
         return rows
 
     def _bounds(self, view: "TableView", ts: int) -> tuple[bytes, bytes]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from penstock.spark.arrow_types import as_declared, require_columns, spark_schema
+from penstock.spark.arrow_types import as_declared, json_columns, require_columns, spark_schema
 from penstock.spark.tables import TableAtVersion, VersionedRead
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ class _Snapshot:
 
     table: TableAtVersion
     schema: "pa.Schema"
+
+    @property
+    def info(self) -> "TableInfo":
+        """The table at that timestamp."""
+        return self.table.table
 
 
 class SnapshotRead(VersionedRead[_Snapshot, "SnapshotReader"]):
@@ -146,12 +151,13 @@ class KvRead:
     def schema(self) -> "StructType":
         """Fix the timestamp; return the wanted columns as the table has them there."""
         self._scan = self._plan(self._options.columns)
-        return spark_schema(self._scan.schema)
+        variants = json_columns(self._scan.table) if self._options.json_as_variant else ()
+        return spark_schema(self._scan.schema, variants)
 
     def reader(self, schema: "StructType") -> "KvReader":
         """Return a reader of these columns; raise Invalid when the table has other columns or types."""
         scan = self._scan or self._plan(self._options.columns or tuple(schema.names))
-        require_columns(schema, scan.schema, table=self._options.table)
+        require_columns(schema, scan.schema, table=self._options.table, json=json_columns(scan.table))
         return KvReader(self._options, scan, schema)
 
     def _plan(self, columns: Sequence[str] | None) -> "KvScan":

@@ -26,7 +26,7 @@ from penstock.eventstore import paths
 from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.partition import TableView
 from penstock.object_storage import StorageRef
-from penstock.spark.arrow_types import require_columns, spark_schema
+from penstock.spark.arrow_types import json_columns, require_columns, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -235,6 +235,10 @@ class ResolvedSchema(Protocol):
     def schema(self) -> "pa.Schema":
         """The columns of the rows."""
 
+    @property
+    def info(self) -> "TableInfo":
+        """The table at that timestamp."""
+
 
 F = TypeVar("F", bound=ResolvedSchema)
 R = TypeVar("R", bound=DataSourceReader)
@@ -254,12 +258,13 @@ class VersionedRead(ABC, Generic[F, R]):
     def schema(self) -> "StructType":
         """Fix the timestamp; return the wanted columns as the table has them there, and the read's own."""
         self._fixed = self._fix(self.options.columns)
-        return spark_schema(self._fixed.schema)
+        variants = json_columns(self._fixed.info) if self.options.json_as_variant else ()
+        return spark_schema(self._fixed.schema, variants)
 
     def reader(self, schema: "StructType") -> R:
         """Return a reader of these columns; raise Invalid when the rows do not have them with these types."""
         fixed = self._fixed or self._fix(self.options.columns or tuple(schema.names))
-        require_columns(schema, fixed.schema, table=self.options.table)
+        require_columns(schema, fixed.schema, table=self.options.table, json=json_columns(fixed.info))
         return self._reader(fixed, schema)
 
     @abstractmethod

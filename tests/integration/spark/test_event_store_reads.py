@@ -4,6 +4,7 @@ import random  # noqa: TID251 - seeded, so that every run is the same
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -18,6 +19,7 @@ from penstock.spark import changes_view, register
 from penstock.spark.errors import translate_spark_errors
 from penstock.spark.source import PenstockDataSource
 from penstock.tables.alter import add_column
+from penstock.tables.define import define_table
 from support.chosenmerge import begin_merge
 from support.everytype import EVERY_CELL, EVERY_ROW, EVERY_TYPE
 from support.itemtables import TABLES, item, item_table
@@ -146,6 +148,45 @@ def test_every_type_arrives_as_it_was_written(spark: SparkSession, tmp_path: Pat
         assert sorted(rows(made.load(spark)), key=lambda row: row["id"]) == expected
         told = made.feed(spark, startingVersion=2).drop(*FEED)
         assert sorted(rows(told), key=lambda row: row["id"]) == expected
+
+
+def test_json_is_variant_where_that_is_asked_for_with_the_types_of_spark(spark: SparkSession, tmp_path: Path):
+    documents = ['{"b": [1, 2.50, 1e2, null], "a": {"ü": "x"}}', "[]", "true", "18446744073709551615", None]
+    table = define_table("items", [("id", "bigint primary key"), ("doc", "json"), ("note", "text")])
+    with ServedWorld(tmp_path, replace(table, id=item_table().id)) as made:
+        made.commit(*({"id": key, "doc": doc, "note": doc} for key, doc in enumerate(documents[:3])))
+        made.flush()
+        made.commit(*({"id": key, "doc": doc, "note": doc} for key, doc in enumerate(documents)))
+        made.resolve()
+        chosen = {"jsonAsVariant": "true", "columns": "id,doc"}
+        frames = [
+            made.load(spark, **chosen),
+            made.load(spark, **chosen, where="doc IS NOT NULL"),
+            made.feed(spark, startingVersion=2, **chosen).where("_change_type <> 'update_preimage'"),
+            spark.read.schema("id long, doc variant").format("penstock").options(**made.options()).load(),
+        ]
+        texts = made.load(spark, columns="id,doc")
+        assert texts.schema["doc"].dataType.simpleString() == "string"
+        shown = ["id", "to_json(doc) AS doc", "schema_of_variant(doc) AS kind"]
+        known = {
+            tuple(row)
+            for row in texts.selectExpr("id", "parse_json(doc) AS doc").selectExpr(*shown).collect()
+        }
+        for number, frame in enumerate(frames):
+            assert frame.schema["doc"].dataType.simpleString() == "variant"
+            found = {tuple(row) for row in frame.selectExpr(*shown).collect()}
+            assert found == (known if number != 1 else {row for row in known if row[1] is not None})
+        with (
+            pytest.raises(Invalid, match=r"column doc is struct.* cannot be compared so"),
+            translate_spark_errors(),
+        ):
+            made.load(spark, **chosen, where="doc = 'x'")
+        wrong = spark.read.schema("id long, note variant").format("penstock").options(**made.options())
+        with (
+            pytest.raises(Invalid, match=r"column note of .* is string, not variant"),
+            translate_spark_errors(),
+        ):
+            wrong.load().collect()
 
 
 def test_a_table_is_read_by_as_many_tasks_as_its_objects_allow(spark: SparkSession, world: ServedWorld):

@@ -1,5 +1,6 @@
 """Columns as Spark's VARIANT, read back by Spark's own reader of the format."""
 
+import json
 from datetime import UTC, date, datetime
 from decimal import Decimal, localcontext
 from typing import Any
@@ -8,7 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import VariantVal
 
-from penstock.columnar.variant import VARIANT, encode_objects
+from penstock.columnar.variant import VARIANT, encode_json, encode_objects
+from penstock.errors import Corrupt
 
 
 def read(columns: dict[str, pa.Array]) -> list[dict[str, Any]]:
@@ -68,3 +70,40 @@ def test_a_row_may_have_hundreds_of_columns_with_any_names() -> None:
     assert first == {name: f"{number}" * number for number, name in enumerate(names)}
     assert second == dict.fromkeys(names)
     assert list(first) == sorted(names, key=lambda name: name.encode("utf-16-be")), "as Java searches them"
+
+
+def read_json(*texts: str | None) -> list[Any]:
+    encoded = encode_json(pa.array(texts, pa.string()))
+    assert encoded.type == VARIANT
+    encoded.validate(full=True)
+    with localcontext(prec=38):
+        return [None if row is None else VariantVal(**row).toPython() for row in encoded.to_pylist()]
+
+
+def test_json_has_the_types_that_spark_gives_it() -> None:
+    wide = {f"name {number}": number for number in range(300)}
+    documents: list[Any] = [
+        True,
+        False,
+        0,
+        -129,
+        1 << 40,
+        "ü" * 40,
+        [],
+        {},
+        [1, [None, {"a": {"b": []}}]],
+        wide,
+    ]
+    assert read_json(*map(json.dumps, documents)) == documents
+    assert read_json(None, "null", json.dumps(list(range(300)))) == [None, None, list(range(300))]
+    (found,) = read_json("[1.50, 18446744073709551615, 1e2, 0.1e-300]")
+    assert found == [Decimal("1.50"), Decimal("18446744073709551615"), 100.0, 1e-301]
+    assert [type(value) for value in found] == [Decimal, Decimal, float, float]
+    assert read_json("1" * 39, "-0." + "0" * 38 + "1") == [float("1" * 39), -1e-39]
+    assert read_json('"\\ud800"', '{"\\ud800": 1}') == ["?", {"?": 1}]  # as Java writes half a character
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN", "{'a': 1}", "[" * 100_000])
+def test_a_text_that_is_not_json_is_refused_without_its_content(text: str) -> None:
+    with pytest.raises(Corrupt, match="a JSON column has a value that is not JSON; keep"):
+        read_json(text)
