@@ -74,8 +74,7 @@ class SparkCluster:
         self._write_python()
         self._write_defaults()
         try:
-            self._launch("master", 1, "--port", "0")
-            self.url = f"spark://127.0.0.1:{self._wait_started('master', _MASTER_PORT)['port']}"
+            self.start_master()
             for name in [self._launch_worker(number) for number in range(1, self._workers + 1)]:
                 self._wait_started(name, _REGISTERED)
         except BaseException:
@@ -85,6 +84,23 @@ class SparkCluster:
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+
+    def start_master(self) -> None:
+        """Start the master, at the address of one that was killed; it knows nothing of the one before."""
+        port = self.url.rpartition(":")[2] or "0"
+        self._launch("master", 1, "--port", port)
+        self.url = f"spark://127.0.0.1:{self._wait_started('master', _MASTER_PORT)['port']}"
+
+    def kill_master(self) -> None:
+        """Kill the master without notice; workers and executors stay."""
+        place = self._names.index("master")
+        process = self._processes.pop(place)
+        self._names.pop(place)
+        for pid in reversed(_descendants([process.pid])):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(_STOP_TIMEOUT_S)
+        assert process.stdin is not None
+        process.stdin.close()
 
     def settings(self, base: Settings | None = None) -> Settings:
         """Settings of a session on this cluster, with one executor on each worker."""

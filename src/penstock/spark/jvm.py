@@ -391,6 +391,45 @@ def require_master(master: Master, environ: Mapping[str, str] = os.environ) -> N
         ) from reason
 
 
+class MasterWatch:
+    """Notices that a standalone master has gone, also when another runs at its address a moment later.
+
+    Spark goes on without its master: executors stay as long as their workers do, nobody gives new ones, and a
+    master that is started again does not know the application. So a connection to each of the master's
+    addresses is kept, over which nothing is sent: the system closes it when the master ends. Other kinds of
+    masters are not watched. Use it from one thread at a time.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._sockets: list[socket.socket] = []
+        for host, port in parse_master(url).addresses if url.startswith("spark://") else ():
+            with suppress(OSError):  # one of several, which does not run
+                connection = socket.create_connection((host, port), _CONNECT_TIMEOUT_S)
+                connection.settimeout(0)  # never wait for a byte
+                self._sockets.append(connection)
+        self._is_watched = bool(self._sockets)
+
+    def is_lost(self) -> bool:
+        """Return whether every master that ran at the start has ended; False where nothing is watched."""
+        for connection in list(self._sockets):
+            try:
+                has_ended = not connection.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue  # nothing was sent, and the connection stands
+            except OSError:
+                has_ended = True
+            if has_ended:
+                connection.close()
+                self._sockets.remove(connection)
+        return self._is_watched and not self._sockets
+
+    def close(self) -> None:
+        """Close the connections; nothing is lost from then on."""
+        self._is_watched = False
+        while self._sockets:
+            self._sockets.pop().close()
+
+
 def _address(url: str, text: str, default_port: int | None = None) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{text}")

@@ -1,8 +1,8 @@
 """The one Spark session of a service: built when it is first needed, warmed up, watched, and replaced when
 it dies.
 
-A session dies with its Java process, with the gateway to it, or when Spark stops its context because the
-master is lost. Whoever works on it gets Unavailable and repeats the work, as for anything that does not
+A session dies with its Java process, with the gateway to it, with its standalone master, or when Spark stops
+its context. Whoever works on it gets Unavailable and repeats the work, as for anything that does not
 answer. One thread builds and watches: it builds a new session at once, and waits longer before every further
 try.
 """
@@ -10,7 +10,7 @@ try.
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from penstock import metrics
@@ -23,6 +23,8 @@ from penstock.spark.errors import first_line
 from penstock.spark.jvm import (
     CONNECT,
     JavaProcess,
+    MasterWatch,
+    find_context,
     parse_master,
     require_java,
     require_master,
@@ -204,7 +206,8 @@ class SupervisedSession:
                 self._publish(error)
             else:
                 built_at = self._clock.monotonic()
-                self._watch()
+                with closing(MasterWatch(self._master())) as master:
+                    self._watch(master)
                 lived_s = self._clock.monotonic() - built_at
                 failures = 0 if lived_s >= _STEADY_S else failures + 1
                 self._end()
@@ -285,7 +288,14 @@ class SupervisedSession:
         metrics.SPARK_SESSION_STARTING.set(0)
         _log.error("Spark could not be started", extra={"error": str(error)})
 
-    def _watch(self) -> None:
+    def _master(self) -> str:
+        """Return the master of the session, which may be that of `spark-submit`; empty without one."""
+        with self._changed:
+            spark = self._spark
+        context = None if spark is None else find_context(spark)
+        return "" if context is None else context.master or ""
+
+    def _watch(self, master: MasterWatch) -> None:
         """Return when the session has died, or is to end."""
         while True:
             with self._changed:
@@ -296,7 +306,7 @@ class SupervisedSession:
                 if self._stopping or spark is None:
                     return
             with self._killing_slow_java():
-                reason = end or _why_dead(spark)
+                reason = end or ("its master is lost" if master.is_lost() else _why_dead(spark))
             if reason:
                 self._lose(spark, reason)
 

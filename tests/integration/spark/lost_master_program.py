@@ -1,0 +1,78 @@
+"""A service on a standalone cluster without workers, whose master the test kills: says what happens to its
+session. The argument is the master.
+"""
+
+import sys
+import threading
+
+from py4j.protocol import Py4JError
+
+from penstock.clock import SYSTEM
+from penstock.errors import PenstockError, Unavailable
+from penstock.metrics import SPARK_SESSIONS_LOST_TOTAL
+from penstock.process import configure_logs
+from penstock.settings import Settings, SparkSettings
+from penstock.spark.errors import translate_spark_errors
+from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.supervised import SupervisedSession
+from support.spark import SMALL
+
+TAG = "penstock-of-the-test"
+WITHIN_S = 180.0  # of a busy machine; without the bound it would be waited for ever
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def count(session: SupervisedSession) -> None:
+    try:
+        spark = session.get()
+        with translate_spark_errors(), labelled_jobs(spark, "a count", tag=TAG):
+            say("counted:", spark.range(3).count())
+    except (PenstockError, Py4JError) as error:  # of a cancelled job, Spark's own
+        say("given back:", type(error).__name__)
+
+
+def start_count(session: SupervisedSession) -> threading.Thread:
+    """Return once the job waits for executors; the test has the deadline."""
+    while True:
+        try:
+            tracker = session.get().sparkContext.statusTracker()
+            break
+        except Unavailable:  # the master is away
+            SYSTEM.pause(0.1)
+    job = threading.Thread(target=count, args=(session,), daemon=True)
+    job.start()
+    while not tracker.getActiveStageIds():
+        assert job.is_alive()
+        SYSTEM.pause(0.05)
+    return job
+
+
+def main() -> None:
+    configure_logs(style="text", level="INFO")
+    host = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    spark = SparkSettings(master=sys.argv[1], driver_memory="1g", conf=SMALL | host)
+    session = SupervisedSession(Settings(spark=spark), app_name="penstock-tests")
+    waiting = start_count(session)
+    interrupt_jobs(session.get(), TAG)
+    waiting.join(WITHIN_S)
+    say("cancelled:", not waiting.is_alive())
+
+    waiting = start_count(session)
+    say("kill the master")
+    waiting.join(WITHIN_S)
+    say("lost:", not waiting.is_alive(), SPARK_SESSIONS_LOST_TOTAL._value.get())
+
+    start_count(session)
+    say("waiting again")
+    began_at = SYSTEM.monotonic()
+    session.interrupt()
+    session.stop()
+    say("stopped:", SYSTEM.monotonic() - began_at < WITHIN_S)
+
+
+if __name__ == "__main__":
+    main()
