@@ -54,8 +54,8 @@ class WeighingEngine(LocalEngine):
     A single slice may always come, however large it is.
     """
 
-    def __init__(self, target: StorageRef, quota: int, at: Hook) -> None:
-        super().__init__(target, at=at)
+    def __init__(self, target: StorageRef, quota: int, at: Hook, *, cores: int = 1) -> None:
+        super().__init__(target, at=at, cores=cores)
         self._quota = quota
         self._largest = 0
         self.excess = 0

@@ -3,6 +3,7 @@
 from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from penstock.changefeeds.model import DispatcherRecord, DoneDdls, LeftOutTable, PendingFile
 from penstock.changes.limits import ReadLimit
@@ -81,8 +82,8 @@ class MemoryProgress:
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
         self.fault("begin_files")
-        for file in files:
-            self.kept[file.dispatcher_id] = replace(self.kept[file.dispatcher_id], pending=file)
+        for dispatcher_id, group in groupby(files, key=lambda file: file.dispatcher_id):
+            self.kept[dispatcher_id] = replace(self.kept[dispatcher_id], pending=tuple(group))
         self.fault("begun_files")
 
 

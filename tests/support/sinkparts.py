@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Self, cast
 
 from penstock.changefeeds.engines.engine import (
@@ -105,11 +106,9 @@ class Gate:
 class RowlessEngine:
     """Encodes a slice into chunks of sizes that are chosen, and writes files that are only counted.
 
-    Checks what every engine relies on: no dispatcher has two files at once, and chunks are written once, in
-    order, of segments that are still there.
+    Checks what every engine relies on: a dispatcher has two files at once only if the second names the first,
+    and chunks are written once, in order, of segments that are still there.
     """
-
-    cores = 1
 
     def __init__(
         self,
@@ -118,7 +117,10 @@ class RowlessEngine:
         file_ratio: float = 1.0,
         clock: Clock | None = None,
         latency_s: float = 0.0,
+        cores: int = 1,
     ) -> None:
+        self.cores = cores
+        self.made_at_once = 0  # files of one dispatcher, at most
         self._sizes = sizes
         self._file_ratio = file_ratio
         self._clock = clock
@@ -129,6 +131,7 @@ class RowlessEngine:
         self.slow: set[str] = set()  # dispatchers whose files that are made of slices do not end
         self.encode_jobs: list[list[Slice]] = []
         self.files: list[FileWork] = []
+        self.written: set[str] = set()  # paths
         self.made: list[str] = []  # the paths of those that were made of slices
         self.segments: set[int] = set()
         self.closed = False
@@ -156,13 +159,16 @@ class RowlessEngine:
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         for file in files:
             assert all(chunk.segment in self.segments for chunk in file.chunks), "a segment is gone"
-        await self._wait_for_remote([file.dispatcher_id for file in files])
+        await self._wait_for_remote(files)
         return [self._write(file) for file in files]
 
-    async def _wait_for_remote(self, dispatcher_ids: Sequence[str]) -> None:
-        for dispatcher_id in dispatcher_ids:
-            self._under_way[dispatcher_id] += 1
-            assert self._under_way[dispatcher_id] == 1, "a dispatcher has two files at once"
+    async def _wait_for_remote(self, files: Sequence[FileWork]) -> None:
+        dispatcher_ids = [file.dispatcher_id for file in files]
+        for file in files:
+            self._under_way[file.dispatcher_id] += 1
+            at_once = self._under_way[file.dispatcher_id]
+            assert at_once == 1 or file.after, "a dispatcher has two files at once"
+            self.made_at_once = max(self.made_at_once, at_once)
         try:
             await self.writing.enter()
             if self._clock is not None:
@@ -173,7 +179,9 @@ class RowlessEngine:
     async def make_file(self, file: DirectFile) -> DirectResult:
         await self.encoding.enter()
         chunks = tuple(chunk for work in file.work for chunk in self._chunks(0, work.slice))
-        await self._wait_for_remote([file.file.dispatcher_id])
+        await self._wait_for_remote([file.file])
+        while file.file.after and file.file.after not in self.written:
+            await SYSTEM.sleep(0.001)
         while file.file.dispatcher_id in self.slow:
             await SYSTEM.sleep(0.001)
         if not chunks:
@@ -192,6 +200,7 @@ class RowlessEngine:
             assert chunk.start >= self._ends.get(file.dispatcher_id, chunk.start), "written out of order"
             self._ends[file.dispatcher_id] = chunk.end
         self.files.append(file)
+        self.written.add(file.data_path)
         raw = sum(chunk.nbytes for chunk in file.chunks)
         return WriteResult(file.data_path, int(raw * self._file_ratio))
 
@@ -231,7 +240,7 @@ class PlainFiles:
             spec.id, Folder(schema="shop", table=f"t{spec.id}", version=schema.since_ts), named=False
         )
 
-    def next_file(self, place: FileTarget, end_ts: int) -> FilePaths:
+    def next_file(self, place: FileTarget, end_ts: int, *, following: bool = False) -> FilePaths:  # noqa: ARG002
         self.ends.append(end_ts)
         self.numbers[place.dispatcher_id] += 1
         number = self.numbers[place.dispatcher_id]
@@ -239,7 +248,7 @@ class PlainFiles:
         return FilePaths(f"{folder}/CDC{number:06d}.json", f"{folder}/meta/CDC.index", number)
 
     def confirm_written(self, place: FileTarget, paths: FilePaths) -> None:
-        assert self.numbers[place.dispatcher_id] == paths.number, "the last file that was given out"
+        assert paths.number <= self.numbers[place.dispatcher_id], "a file that was given out"
 
     def write_ddl(self, event: DdlEvent) -> None:
         if self.error is not None:
@@ -267,7 +276,7 @@ class KeptInMemory:
         self.done = DoneDdls(0)
         self.kept: dict[str, DispatcherRecord] = {}
         self.out: tuple[LeftOutTable, ...] = ()
-        self.pending: dict[str, PendingFile] = {}
+        self.pending: dict[str, tuple[PendingFile, ...]] = {}
         self.begun: list[list[PendingFile]] = []
         self.error: Exception | None = None
 
@@ -311,7 +320,8 @@ class KeptInMemory:
         if self.error is not None:
             raise self.error
         self.begun.append(list(files))
-        self.pending.update((file.dispatcher_id, file) for file in files)
+        for dispatcher_id, group in groupby(files, key=lambda file: file.dispatcher_id):
+            self.pending[dispatcher_id] = tuple(group)
 
 
 class SinkWorld:

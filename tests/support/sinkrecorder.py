@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from penstock.changefeeds.model import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import DmlEvent
@@ -24,10 +25,10 @@ class RemoteDouble:
         self.checkpoints: list[int] = []
         self.ddls: list[DdlEvent] = []
 
-    def next_path(self, dispatcher_id: str) -> str:
-        """Return the path of a dispatcher's next file."""
+    def next_path(self, dispatcher_id: str, behind: int = 0) -> str:
+        """Return the path of a dispatcher's next file, or of one so many files behind it."""
         number = sum(path.startswith(f"{dispatcher_id}/") for path in self.files)
-        return f"{dispatcher_id}/{number + 1}"
+        return f"{dispatcher_id}/{number + behind + 1}"
 
     def check_unused(self) -> None:
         if self.files or self.ddls or self.checkpoints:
@@ -95,22 +96,31 @@ class RecordingSink:
             self.unwoken.append(event)
         self._given.set()
 
-    async def flush(self, dispatcher_id: str, count: int | None = None) -> None:
-        """Write the first events of a dispatcher, all by default, as one file."""
+    async def flush(self, dispatcher_id: str, count: int | None = None, *, files: int = 1) -> None:
+        """Write the first events of a dispatcher, all by default, as one file, or as several that are begun
+        together.
+        """
         async with self._writing.setdefault(dispatcher_id, asyncio.Lock()):
             events = self.events.get(dispatcher_id, [])[:count]
             if not events:
                 return
-            path = self._remote.next_path(dispatcher_id)
-            start, end = events[0].slice.start, events[-1].slice.end
-            await self._progress.begin_files([PendingFile(dispatcher_id, path, f"{path}.index", start, end)])
-            self.fault("write_file")
-            self._remote.files[path] = tuple(event.slice for event in events)
-            self.log.append(f"file {events[0].slice.dispatcher.table_id} {_show(start)}..{_show(end)}")
-            self.fault("wrote_file")
-            del self.events[dispatcher_id][: len(events)]
-            for event in events:
-                event.post_flush()
+            size = -(-len(events) // files)
+            groups = [events[start : start + size] for start in range(0, len(events), size)]
+            paths = [self._remote.next_path(dispatcher_id, behind) for behind in range(len(groups))]
+            pending = [
+                PendingFile(dispatcher_id, path, f"{path}.index", group[0].slice.start, group[-1].slice.end)
+                for path, group in zip(paths, groups, strict=True)
+            ]
+            await self._progress.begin_files([replace(file, followed=files > 1) for file in pending])
+            for file, group in zip(pending, groups, strict=True):
+                self.fault("write_file")
+                self._remote.files[file.data_path] = tuple(event.slice for event in group)
+                spans = f"{_show(file.start)}..{_show(file.end)}"
+                self.log.append(f"file {group[0].slice.dispatcher.table_id} {spans}")
+                self.fault("wrote_file")
+                del self.events[dispatcher_id][: len(group)]
+                for event in group:
+                    event.post_flush()
 
     async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
         self.fault("pass_block_event")
@@ -139,8 +149,9 @@ class RecordingSink:
             self.published_ts = ts
 
     async def write_again(self, files: Sequence[tuple[PendingFile, Sequence[Slice]]]) -> None:
+        for _, group in groupby(files, key=lambda pair: pair[0].dispatcher_id):
+            await self._progress.begin_files([replace(file, nbytes=0) for file, _ in group])
         for file, slices in files:
-            await self._progress.begin_files([replace(file, nbytes=0)])
             self.fault("write_file")
             self._remote.files.setdefault(file.data_path, tuple(slices))
             spans = f"{_show(file.start)}..{_show(file.end)}"

@@ -343,10 +343,11 @@ def account_changefeed_id(account: str, name: str) -> str:
 class PendingFile:
     """A file that may or may not be on the remote: the changes of a dispatcher after `start` up to `end`.
 
-    Everything up to `start` is certainly on the remote. Once this is stored, a file of this name has these
-    changes and no others, whoever writes it. `nbytes` tells the file from another one of the same name; it is
-    0 when the size is not known before the file is made. `where` is the row filter that the file was begun
-    with; None when an earlier release stored none.
+    Once this is stored, a file of this name has these changes and no others, whoever writes it. `nbytes`
+    tells the file from another one of the same name; it is 0 when the size is not known before the file is
+    made. `where` is the row filter that the file was begun with; None when an earlier release stored none.
+    `followed`: the next file may be begun before this one is on the remote, so it is written also when there
+    turns out to be no row in it: numbers have no holes.
     """
 
     dispatcher_id: str
@@ -356,15 +357,20 @@ class PendingFile:
     end: Position
     nbytes: int = 0
     where: str | None = None
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherRecord:
-    """A dispatcher as it is stored: where it began, and its newest file, if it has one."""
+    """A dispatcher as it is stored: where it began, and its newest files.
+
+    Invariant: each pending file begins where the one before it ends, and what is before the first is on the
+    remote for certain. A file is put only when the one before it is there, so those that exist are the first.
+    """
 
     span: TableSpan
     begin: Position
-    pending: PendingFile | None = None
+    pending: tuple[PendingFile, ...] = ()
 
 
 class ProgressStore(Protocol):
@@ -417,4 +423,7 @@ class ProgressStore(Protocol):
         """Return the DDLs that are on the remote; the stored dispatchers are those after them."""
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
-        """Store what each file will hold before it is written, in place of its dispatcher's last file."""
+        """Store what each file will hold before it is written, in place of its dispatcher's last files.
+
+        The files of a dispatcher are in order, all that may not be on the remote yet.
+        """

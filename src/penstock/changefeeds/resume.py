@@ -33,7 +33,7 @@ from penstock.follow.source import SliceSource
 
 _SLICE_LIMIT = ReadLimit(nbytes=64 * 1024 * 1024)
 _REPAIRS_MAX = 16
-_FILES_AGAIN_MAX = 8  # that are encoded and written together
+_FILES_AGAIN_MAX = 8  # dispatchers whose files are encoded and written together
 _READABLE_S = 60.0  # after which a table whose file is missing is not waited for
 _POLL_S = 0.1
 
@@ -288,29 +288,39 @@ class _Resumption:
     ) -> list[Position]:
         """Return where each dispatcher goes on: after what is certainly on the remote."""
         done = Position(checkpoint_ts)
-        pending = {
-            record.span.id: record.pending
+        begun = [
+            replace(record, pending=tuple(file for file in record.pending if file.end > done))
             for record in records
-            if record.pending is not None and record.pending.end > done
-        }
-        repaired = dict(await self._repair(pending.values()))
-        missing = [record for record in records if repaired.get(record.span.id, done) is None]
-        await self._write_again(missing)
-        ends = {name: pending[name].end if at is None else at for name, at in repaired.items()}
-        return [max(done, record.begin, ends.get(record.span.id, done)) for record in records]
+        ]
+        found = await self._repair(begun)
+        await self._write_again([record for record, missing, _ in found if missing])
+        return [max(done, record.begin, at) for record, _, at in found]
 
-    async def _repair(self, pending: Iterable[PendingFile]) -> list[tuple[str, Position | None]]:
+    async def _repair(
+        self, records: Iterable[DispatcherRecord]
+    ) -> list[tuple[DispatcherRecord, bool, Position]]:
+        """Return each record with its files from the first missing one on, whether one is missing, and where
+        the dispatcher goes on when all of its files are there.
+        """
         room = asyncio.Semaphore(_REPAIRS_MAX)
 
-        async def repair(file: PendingFile) -> tuple[str, Position | None]:
-            async with room:
+        async def repair(record: DispatcherRecord) -> tuple[DispatcherRecord, bool, Position]:
+            at = record.begin
+            for number, file in enumerate(record.pending):
                 self.files.forget(file.dispatcher_id)
-                return file.dispatcher_id, await call_in_thread(self.files.repair, file)
+                async with room:
+                    reached = await call_in_thread(self.files.repair, file)
+                if reached is None:
+                    missing = record.pending[number:]
+                    return replace(record, pending=missing), True, missing[-1].end
+                at = reached
+            return record, False, at
 
-        return await asyncio.gather(*map(repair, pending))
+        return await asyncio.gather(*map(repair, records))
 
     async def _write_again(self, records: Sequence[DispatcherRecord]) -> None:
-        """Write the pending files of these dispatchers, which are missing: each with the same changes.
+        """Write the pending files of these dispatchers, of which the first is missing: each with the same
+        changes.
 
         Whoever was to write such a file may still do so, and nothing can stop it. As both have the same
         changes, it does not matter whose file it is.
@@ -321,9 +331,9 @@ class _Resumption:
         try:
             for start in range(0, len(records), _FILES_AGAIN_MAX):
                 files = [
-                    (record.pending, await self._read_again(record, record.pending))
+                    (file, await self._read_again(record, file))
                     for record in records[start : start + _FILES_AGAIN_MAX]
-                    if record.pending is not None
+                    for file in record.pending
                 ]
                 await sink.write_again(files)
         finally:

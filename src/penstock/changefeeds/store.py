@@ -426,16 +426,20 @@ class LeasedProgress:
 
     async def begin_files(self, files: Sequence[PendingFile]) -> None:
         """Store the pending files of dispatchers; raise Fenced when a dispatcher is gone."""
+        begun: dict[str, list[PendingFile]] = {}
+        for file in files:
+            begun.setdefault(file.dispatcher_id, []).append(file)
 
         async def begin(txn: AsyncTransaction) -> None:
-            rows = await txn.batch_get([self._keys.dispatcher(file.dispatcher_id) for file in files])
-            for file in files:
-                key = self._keys.dispatcher(file.dispatcher_id)
+            rows = await txn.batch_get([self._keys.dispatcher(dispatcher_id) for dispatcher_id in begun])
+            for dispatcher_id, pending in begun.items():
+                key = self._keys.dispatcher(dispatcher_id)
                 if key not in rows:
                     raise Fenced(
-                        f"changefeed {self.changefeed_id} has no dispatcher {file.dispatcher_id} any more"
+                        f"changefeed {self.changefeed_id} has no dispatcher {dispatcher_id} any more"
                     )
-                await txn.put(key, write_dispatcher(replace(read_dispatcher(rows[key]), pending=file)))
+                record = replace(read_dispatcher(rows[key]), pending=tuple(pending))
+                await txn.put(key, write_dispatcher(record))
 
         await self._lease.write(begin)
 
@@ -501,7 +505,7 @@ def changefeed_of(
 
 def write_dispatcher(record: DispatcherRecord) -> bytes:
     """Return the row of a dispatcher."""
-    span, pending = record.span, record.pending
+    span = record.span
     tree: dict[str, Any] = {
         "table_id": span.table_id,
         "id": span.id,
@@ -509,20 +513,16 @@ def write_dispatcher(record: DispatcherRecord) -> bytes:
         "handle_to": span.handle_to.hex(),
         "begin": record.begin.to_json(),
     }
-    if pending is not None:
-        tree["pending"] = {
-            "data_path": pending.data_path,
-            "index_path": pending.index_path,
-            "start": pending.start.to_json(),
-            "end": pending.end.to_json(),
-            "nbytes": pending.nbytes,
-            "where": pending.where,
-        }
+    if record.pending:
+        tree["pending"] = [_write_pending(file) for file in record.pending]
     return json.dumps(tree).encode()
 
 
 def read_dispatcher(data: bytes) -> DispatcherRecord:
-    """Return a dispatcher from its row; raise Corrupt when it is damaged."""
+    """Return a dispatcher from its row; raise Corrupt when it is damaged.
+
+    Earlier releases had one file of a dispatcher under way, and stored it without a list.
+    """
     try:
         tree = json.loads(data)
         span = TableSpan(
@@ -531,16 +531,26 @@ def read_dispatcher(data: bytes) -> DispatcherRecord:
             bytes.fromhex(tree["handle_from"]),
             bytes.fromhex(tree["handle_to"]),
         )
-        pending = tree.get("pending")
-        return DispatcherRecord(
-            span,
-            Position.from_json(tree["begin"]),
-            None if pending is None else _read_pending(span.id, pending),
-        )
+        pending = tree.get("pending") or []
+        files = [pending] if isinstance(pending, dict) else pending
+        begin = Position.from_json(tree["begin"])
+        return DispatcherRecord(span, begin, tuple(_read_pending(span.id, file) for file in files))
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(
             "the row of a changefeed's dispatcher is damaged; remove the changefeed and create it again"
         ) from error
+
+
+def _write_pending(file: PendingFile) -> dict[str, Any]:
+    return {
+        "data_path": file.data_path,
+        "index_path": file.index_path,
+        "start": file.start.to_json(),
+        "end": file.end.to_json(),
+        "nbytes": file.nbytes,
+        "where": file.where,
+        "followed": file.followed,
+    }
 
 
 def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
@@ -552,4 +562,5 @@ def _read_pending(dispatcher_id: str, tree: dict[str, Any]) -> PendingFile:
         Position.from_json(tree["end"]),
         int(tree["nbytes"]),
         None if tree.get("where") is None else str(tree["where"]),
+        bool(tree.get("followed", False)),
     )

@@ -32,14 +32,16 @@ class Sent:
 
 
 class SinkModel(RuleBasedStateMachine):
-    @initialize(workers=st.integers(1, 3))
-    def begin(self, workers: int) -> None:
+    @initialize(workers=st.integers(1, 3), cores=st.integers(1, 2))
+    def begin(self, workers: int, cores: int) -> None:
         self.clock = ManualClock()
         self.freed: list[int] = []
         options = sink_options(
             file_size=FILE, spool_disk_quota=QUOTA, worker_count=workers, flush_interval_s=INTERVAL
         )
-        self.ledger = Ledger(options, SinkMetrics("property"), self.freed.append, self.clock)
+        self.cores = cores
+        self.ledger = Ledger(options, SinkMetrics("property"), self.freed.append, self.clock, cores=cores)
+        self.beginning: set[str] = set()  # dispatchers whose last files are not stored yet
         self.told: list[str] = []
         self.sent: dict[int, list[Sent]] = {}
         self.sizes: dict[str, list[int]] = {}
@@ -112,12 +114,21 @@ class SinkModel(RuleBasedStateMachine):
 
     @rule()
     def begin_to_write(self) -> None:
-        tasks = self.ledger.buffers.take(2, 1 << 40)
-        owners = [task.dispatcher.id for task in self.files + tasks]
-        assert len(set(owners)) == len(owners)
+        tasks = self.ledger.buffers.take(3, 1 << 40)
         for task in tasks:
+            assert task.dispatcher.id not in self.beginning, "files of a dispatcher are stored in order"
             self._check(task)
-        self.files.extend(tasks)
+            before = [file for file in self.files if file.dispatcher.id == task.dispatcher.id]
+            assert not before or (task.slices and before[-1].followed and self.cores > 1)
+            assert len(before) < 4 * self.cores
+            self.files.append(task)
+        self.beginning.update(task.dispatcher.id for task in tasks)
+
+    @rule()
+    def store_what_files_hold(self) -> None:
+        for dispatcher_id in self.beginning:
+            self.ledger.buffers.finish_begin(dispatcher_id)
+        self.beginning.clear()
 
     def _check(self, task: FileTask) -> None:
         assert bool(task.chunks) != bool(task.slices), "a file is of the spool or of slices"
@@ -135,35 +146,44 @@ class SinkModel(RuleBasedStateMachine):
             follower = any(each.name in self.direct for each in queue)
             assert follower or self.clock.monotonic() - oldest.sent_at >= INTERVAL
 
-    @precondition(lambda self: self.files)
+    @precondition(lambda self: any(file.dispatcher.id not in self.beginning for file in self.files))
     @rule(which=st.integers(0, 9))
     def end_a_file(self, which: int) -> None:
-        task = self.files.pop(which % len(self.files))
-        if task.slices:
-            self._end_a_file_of_slices(task)
+        """End a file, also before one of its dispatcher that is before it: then nobody is told yet."""
+        begun = [file for file in self.files if file.dispatcher.id not in self.beginning and not file.done]
+        if not begun:
             return
-        for chunk in task.chunks:
-            self.segments[chunk.segment] -= chunk.nbytes
-        self.ledger.finish_file(task, task.nbytes)
-        self._settle_model(task)
+        task = begun[which % len(begun)]
+        nbytes = sum(sum(self.sizes[name]) for name in _names(task)) if task.slices else task.nbytes
+        mine = [file for file in self.files if file.dispatcher.id == task.dispatcher.id]
+        first_open = next((number for number, file in enumerate(mine) if not (file.done or file is task)), 99)
+        for ended in mine[:first_open]:
+            self.files.remove(ended)
+            self._settle_model(ended)
+        if task.slices:
+            self.ledger.finish_direct(task, nbytes, nbytes)
+        else:
+            self.ledger.finish_file(task, nbytes)
 
-    def _end_a_file_of_slices(self, task: FileTask) -> None:
+    def _settle_slices(self, task: FileTask) -> None:
         """The slices of a file are the first events of its dispatcher, of one version."""
         queue = self.sent[int(task.dispatcher.id)]
-        names = [f"d{task.dispatcher.id}@{piece.end.ts}" for piece in task.slices]
-        nbytes = 0
+        names = _names(task)
         while names:
             head = queue.pop(0)
             if head.name == names[0]:
-                nbytes += sum(head.sizes)
                 assert head.version == task.schema.version
                 del self.direct[names.pop(0)]
             else:
                 assert not head.sizes, "a file leaves nothing out"
-        self.ledger.finish_direct(task, nbytes, nbytes)
 
     def _settle_model(self, task: FileTask) -> None:
         """The chunks of a file are the first ones of its dispatcher, of one version."""
+        if task.slices:
+            self._settle_slices(task)
+            return
+        for chunk in task.chunks:
+            self.segments[chunk.segment] -= chunk.nbytes
         queue = self.sent[int(task.dispatcher.id)]
         sizes = [chunk.nbytes for chunk in task.chunks]
         versions = set()
@@ -188,6 +208,7 @@ class SinkModel(RuleBasedStateMachine):
             while self.jobs:
                 self.end_an_encode_job(0)
             self.begin_to_write()
+            self.store_what_files_hold()
             if not self.files and not len(self.ledger.shards):
                 break
             while self.files:
@@ -203,6 +224,7 @@ class SinkModel(RuleBasedStateMachine):
             while self.jobs:
                 self.end_an_encode_job(0)
             self.begin_to_write()
+            self.store_what_files_hold()
             while self.files:
                 self.end_a_file(0)
             if not len(self.ledger.shards) and not self.ledger.buffers.active:
@@ -254,6 +276,11 @@ class SinkModel(RuleBasedStateMachine):
             for each in queue:
                 rows_before |= bool(each.sizes)
                 assert not (rows_before and each.marker is not None and each.marker.ended)
+
+
+def _names(task: FileTask) -> list[str]:
+    """The events of a file that is made of slices."""
+    return [f"d{task.dispatcher.id}@{piece.end.ts}" for piece in task.slices]
 
 
 SinkModel.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

@@ -306,7 +306,7 @@ class Run:
             sink.unwoken.pop(mix.randrange(len(sink.unwoken))).post_enqueue()
         elif waiting:
             try:
-                await sink.flush(mix.choice(waiting), mix.randint(1, 3))
+                await sink.flush(mix.choice(waiting), mix.randint(1, 4), files=mix.randint(1, 3))
             except Killed as error:
                 sink.fail(error)
 

@@ -71,6 +71,7 @@ class Plan:
     cut_commits: bool
     reads_max: int
     paced: bool
+    cores: int
 
     @property
     def kinds(self) -> list[str]:
@@ -107,6 +108,7 @@ class Plan:
             cut_commits=cut_commits,
             reads_max=mix.choice([1, 3, 16]),
             paced=mix.random() < 0.75,
+            cores=mix.choice([1, 2]),
         )
 
     @property
@@ -220,7 +222,8 @@ class Simulation:
                 raise Unavailable("no executor is there")
 
         async def open_sink() -> StorageSink:
-            self.engine = WeighingEngine(options.target, options.spool_disk_quota, at)
+            quota, cores = options.spool_disk_quota, self.plan.cores
+            self.engine = WeighingEngine(options.target, quota, at, cores=cores)
             self.engines.append(self.engine)
             return StorageSink(self.engine, files, progress, options, changefeed="feed", clock=self.clock)
 

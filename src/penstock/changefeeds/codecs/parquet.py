@@ -82,10 +82,11 @@ class ParquetRows:
         return pa.RecordBatch.from_arrays([*rows.columns, *fields], schema=self.schema), counts
 
     def payload(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """Return rows as an Arrow stream of one batch, whatever batches they came in."""
+        """Return rows as an Arrow stream of one batch, whatever batches they came in, or of none."""
         sink = io.BytesIO()
         with pa.ipc.new_stream(sink, self.schema, options=_STREAM) as writer:
-            writer.write_batch(pa.concat_batches(batches))
+            if batches:
+                writer.write_batch(pa.concat_batches(batches))
         return sink.getvalue()
 
 

@@ -30,7 +30,9 @@ class Chunk:
 class FileWork:
     """A file to write: its chunks in order, and the index that names it.
 
-    `again`: another process may have written the same changes under this name, with other bytes.
+    `again`: another process may have written the same changes under this name, with other bytes. `after` is
+    the path of the dispatcher's file before this one, if that may not be on the remote yet: this file is put
+    when it is. `blank`: the file is written also without rows.
     """
 
     dispatcher_id: str
@@ -41,6 +43,8 @@ class FileWork:
     parquet: bool = False  # chunks are Arrow streams, to become one Parquet file
     parquet_options: tuple[tuple[str, str], ...] = field(default=())
     again: bool = False
+    after: str = ""
+    blank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,8 @@ class DirectFile:
 
 @dataclass(frozen=True, slots=True)
 class DirectResult:
-    """What became of a DirectFile. Without rows, because a filter left none, there is no file.
+    """What became of a DirectFile. Without rows, because a filter left none, there is no file, unless a file
+    without rows was asked for.
 
     `rows_read` are the rows before the filter. `encoded_bytes` are the bytes of the chunks, `nbytes` those of
     the file. `failure` tells why it could not be made: Unavailable when the remote or the event store did not
@@ -94,9 +99,12 @@ class SinkEngine(Protocol):
 
     The caller sees descriptors only.
 
-    Several calls may be under way at once. A payload that is lost (an executor died) is encoded again from
-    the event store when it is needed, with the same rows. A call raises a PenstockError when the work as a
-    whole cannot be done; nothing of it counts then.
+    Several calls may be under way at once, also for files of one dispatcher, if they are made of slices: each
+    names the one before it, and is put when that is on the remote, so a reader meets no hole.
+
+    A payload that is lost (an executor died) is encoded again from the event store when it is needed, with
+    the same rows. A call raises a PenstockError when the work as a whole cannot be done; nothing of it counts
+    then.
     """
 
     @property

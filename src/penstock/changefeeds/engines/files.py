@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from penstock.changefeeds.codecs.encoder import encoder_of
 from penstock.changefeeds.codecs.parquet import parquet_file
 from penstock.changefeeds.engines.encode import EncodedChunk, encode_part, retry_when_moved
 from penstock.changefeeds.engines.engine import DirectFile, DirectResult, EncodeWork, FileWork, WriteResult
@@ -22,23 +23,34 @@ _NUMBER = re.compile(rb"([0-9]{1,20})[.][^/]*$")  # of a data file, at the end o
 Payloads = Callable[[FileWork], Iterable[bytes]]
 
 
-def make_file(direct: DirectFile, target: StorageRef) -> DirectResult:
-    """Read, encode and write a file; a filter that leaves no row leaves no file.
+def make_file(
+    direct: DirectFile, target: StorageRef, turn: Callable[[FileWork, ObjectStorage], None] | None = None
+) -> DirectResult:
+    """Read, encode and write a file; a filter that leaves no row leaves no file, unless one is asked for.
 
-    A PenstockError is returned in the result: another file of the same task is not affected by it.
+    `turn` is called when the file is encoded, and returns when it may be put. A PenstockError is returned in
+    the result: another file of the same task is not affected by it.
     """
     try:
-        return _make_file(direct, target.open())
+        return _make_file(direct, target.open(), turn)
     except PenstockError as error:
         return DirectResult(failure=error)
 
 
-def _make_file(direct: DirectFile, storage: ObjectStorage) -> DirectResult:
+def _make_file(
+    direct: DirectFile, storage: ObjectStorage, turn: Callable[[FileWork, ObjectStorage], None] | None
+) -> DirectResult:
     read: list[int] = []
     chunks = [chunk for work in direct.work for chunk in encode_slice(work, read.append)]
-    if not chunks:
+    if not chunks and not direct.file.blank:
         return DirectResult(rows_read=sum(read))
-    nbytes = _put(direct.file, [chunk.payload for chunk in chunks], storage)
+    if turn is not None:
+        turn(direct.file, storage)
+    payloads = [chunk.payload for chunk in chunks]
+    if not payloads:
+        work = direct.work[0]
+        payloads = [encoder_of(work.slice.schema, work.options).payload([])]
+    nbytes = _put(direct.file, payloads, storage)
     return DirectResult(
         rows=sum(chunk.rows for chunk in chunks),
         rows_read=sum(read),

@@ -1,5 +1,6 @@
 """An engine in this process, for `engine: local` and for simulations."""
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from penstock.changefeeds.engines.engine import (
     WriteResult,
 )
 from penstock.changefeeds.engines.files import encode_slice, make_file, write_files
-from penstock.errors import Invalid
+from penstock.errors import Invalid, Unavailable
 from penstock.eventloop import ThreadRunner
 from penstock.object_storage import StorageRef
 
@@ -37,12 +38,15 @@ class LocalEngine:
 
     Payloads stay in memory until their segment is released. For tests: `at` is awaited before each step, and
     once more when files are on the remote and the caller does not know it yet (`written`); it may take time,
-    fail, or never return. `lose` drops payloads as a lost executor does.
+    fail, or never return. `lose` drops payloads as a lost executor does. `cores` is 1 otherwise: threads
+    share the interpreter.
     """
 
-    cores = 1  # threads share the interpreter
-
-    def __init__(self, target: StorageRef, *, at: Hook | None = None, threads: int = 8) -> None:
+    def __init__(
+        self, target: StorageRef, *, at: Hook | None = None, threads: int = 8, cores: int = 1
+    ) -> None:
+        self.cores = cores
+        self._making: dict[str, asyncio.Future[bool]] = {}  # by path; whether the file is on the remote
         self._target = target
         self._at = at
         self._writers = threads
@@ -90,12 +94,23 @@ class LocalEngine:
         return results
 
     async def make_file(self, file: DirectFile) -> DirectResult:
-        """Read, encode and write a file in a thread."""
-        await self._reach("write")
-        result = await self._threads.call(make_file, file, self._target)
-        self._rows.count_made(result)
-        await self._reach("written")
-        return result
+        """Read, encode and write a file in a thread, after the one before it."""
+        path, before = file.file.data_path, self._making.get(file.file.after)
+        made = self._making[path] = asyncio.get_running_loop().create_future()
+        try:
+            if before is not None and not await asyncio.shield(before):
+                return DirectResult(failure=Unavailable(f"{file.file.after} was not written"))
+            await self._reach("write")
+            result = await self._threads.call(make_file, file, self._target)
+            self._rows.count_made(result)
+            if not made.done():
+                made.set_result(result.failure is None)
+            await self._reach("written")
+            return result
+        finally:
+            del self._making[path]
+            if not made.done():
+                made.set_result(False)
 
     def _payloads(self, number: int) -> Sequence[bytes]:
         """Return the payloads of a segment by their chunks' numbers; raise Invalid when it is released."""

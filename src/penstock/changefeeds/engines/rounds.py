@@ -6,6 +6,9 @@ lane has rounds of its own, and a dispatcher's next file goes into the lane that
 task leaves files unfinished when none of its files has ended for a while; they are made again in the next
 lane.
 
+Files of one dispatcher that are large are made at the same time, by the tasks of one job, which start in
+order. A task puts its file when the one before it is on the remote.
+
 `RoundQueue` decides what goes together, and is pure. `Rounds` starts the jobs and answers those who wait,
 `SparkJobs` runs them. `RoundTask` is what an executor does.
 """
@@ -23,11 +26,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from penstock.changefeeds.engines.engine import DirectFile, DirectResult
+from penstock.changefeeds.engines.engine import DirectFile, DirectResult, FileWork
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventloop import call_in_thread
-from penstock.object_storage import StorageRef
+from penstock.object_storage import ObjectStorage, StorageRef
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
 from penstock.spark.labels import interrupt_jobs, labelled_jobs
 from penstock.spark.parallelism import default_parallelism
@@ -45,6 +48,9 @@ _ROUND_BYTES = 64 * 1024 * 1024
 _TASK_BYTES = 1024 * 1024
 _GATHER_S = 0.05  # for which the first file of a round waits for others
 _TRIES_MAX = 4
+_TRAIN_PER_CORE = 2  # files of one dispatcher in a job: the next one starts when all of them are there
+_TURN_POLL_S = 0.02  # between looks for the file before, at first
+_TURN_POLL_S_MAX = 0.5
 _CANCEL_S = 1.0  # for a job to end by itself after its call was cancelled, and then between interrupts
 _SLOW_MAX = 10_000  # dispatchers that are remembered as slow
 _WARM_TASKS_MAX = 256
@@ -99,6 +105,11 @@ class RoundFile:
     tries: int = 0
     cancelled: bool = False
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """What names it: its dispatcher and its path."""
+        return self.key, self.direct.file.data_path
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -121,16 +132,20 @@ class Round:
 class RoundQueue:
     """Files that wait for a job, by lane and account. Decides which of them the next job makes.
 
-    The sink gives the next file of a dispatcher only when the last one has ended, so there is one at most.
+    A file that comes after another of its dispatcher goes into the same job as that one, behind it, or into a
+    job after that one has ended. So a task waits only for tasks that started before it.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Lane, OrderedDict[str, deque[RoundFile]]] = {lane: OrderedDict() for lane in Lane}
         self._lanes: OrderedDict[str, Lane] = OrderedDict()  # of dispatchers that are not fast
         self._running = dict.fromkeys(Lane, 0)  # jobs
+        self._unfinished: set[tuple[str, str]] = set()  # keys and paths of files that wait or are made
+        self._behind: dict[tuple[str, str], RoundFile] = {}  # files by the one that must come before
 
     def __len__(self) -> int:
-        return sum(len(queue) for accounts in self._waiting.values() for queue in accounts.values())
+        waiting = sum(len(queue) for accounts in self._waiting.values() for queue in accounts.values())
+        return waiting + len(self._behind)
 
     @property
     def idle(self) -> bool:
@@ -139,7 +154,19 @@ class RoundQueue:
 
     def add(self, file: RoundFile) -> None:
         """Queue a file."""
-        self._waiting[self._lane_of(file)].setdefault(file.account, deque()).append(file)
+        before = file.key, file.direct.file.after
+        self._unfinished.add(file.place)
+        if before in self._unfinished:
+            self._behind[before] = file
+        else:
+            self._waiting[self._lane_of(file)].setdefault(file.account, deque()).append(file)
+
+    def _leave(self, file: RoundFile) -> None:
+        """Let the file behind one that is done, failed or cancelled have its turn."""
+        self._unfinished.discard(file.place)
+        follower = self._behind.pop(file.place, None)
+        if follower is not None:
+            self.add(follower)
 
     def _lane_of(self, file: RoundFile) -> Lane:
         if file.direct.weight >= LARGE_BYTES:
@@ -151,7 +178,10 @@ class RoundQueue:
         for lane, rules in _LANES.items():
             if self._running[lane] >= rules.jobs:
                 continue
-            files = self._take_files(self._waiting[lane], rules.files)
+            files = self._take_files(lane, rules.files)
+            if files and lane is Lane.LARGE:
+                self._running[lane] += 1
+                return Round(tuple((file,) for file in self._take_train(files[0], cores)), lane)
             if files:
                 nbytes = sum(file.direct.weight for file in files)
                 tasks = max(-(-len(files) // rules.threads), nbytes // _TASK_BYTES)
@@ -159,8 +189,12 @@ class RoundQueue:
                 return Round(spread(files, min(tasks, rules.tasks(cores)), weight=_weight), lane)
         return None
 
-    def _take_files(self, accounts: OrderedDict[str, deque[RoundFile]], count_max: int) -> list[RoundFile]:
-        """Take files in turns of the accounts, so that none of them fills a round alone while others wait."""
+    def _take_files(self, lane: Lane, count_max: int) -> list[RoundFile]:
+        """Take files in turns of the accounts, so that none of them fills a round alone while others wait.
+
+        Fast files take the ones behind them along: a task keeps their order, and its threads overlap them.
+        """
+        accounts = self._waiting[lane]
         files: list[RoundFile] = []
         nbytes = 0
         while accounts and len(files) < count_max and nbytes < _ROUND_BYTES:
@@ -168,10 +202,25 @@ class RoundQueue:
             file = queue.popleft()
             if queue:
                 accounts[account] = queue
-            if not file.cancelled:
+            if file.cancelled:
+                self._leave(file)
+            else:
                 files.append(file)
                 nbytes += file.direct.weight
+                follower = self._behind.get(file.place)
+                if lane is Lane.FAST and follower is not None and self._lane_of(follower) is lane:
+                    accounts.setdefault(account, deque()).append(self._behind.pop(file.place))
         return files
+
+    def _take_train(self, first: RoundFile, cores: int) -> list[RoundFile]:
+        """Take the files that come after one, each with a task of its own; tasks start in order."""
+        train = [first]
+        while len(train) < _TRAIN_PER_CORE * cores:
+            follower = self._behind.get(train[-1].place)
+            if follower is None or follower.cancelled or follower.direct.weight < LARGE_BYTES:
+                break
+            train.append(self._behind.pop(train[-1].place))
+        return train
 
     def finish(
         self, round_: Round, unfinished: Iterable[RoundFile], seconds: Mapping[RoundFile, float]
@@ -185,8 +234,12 @@ class RoundQueue:
                 self._lanes[file.key] = lane
         while len(self._lanes) > _SLOW_MAX:
             self._lanes.popitem(last=False)
-        for file in unfinished:
-            self.add(file)
+        again = set(unfinished)
+        for file in round_.files:
+            if file in again:
+                self.add(file)
+            else:
+                self._leave(file)
 
 
 def _fit_lane(seconds: float) -> Lane:
@@ -222,7 +275,7 @@ class RoundTask:
         """Make the files, several at a time; return when all have ended, or none has for `patience_s`.
 
         A file that is left behind may still be written by its thread: whoever makes it again puts the same
-        bytes under the same name.
+        bytes under the same name. A file whose turn does not come within half of that time is not written.
         """
         from penstock.changefeeds.engines.files import make_file  # in the worker only: it loads the codecs
 
@@ -231,7 +284,9 @@ class RoundTask:
         def make(number: int, target: StorageRef, direct: DirectFile) -> TaskResult:
             at = began_at[number] = SYSTEM.monotonic()
             try:
-                result = make_file(direct, target)
+                result = make_file(direct, target, self._wait_for_turn)
+            except _NoTurnError:
+                return TaskResult(number, None, 0.0)
             except Exception as error:  # noqa: BLE001 - it fails its own file only
                 result = DirectResult(failure=_unexpected(direct, error))
             return TaskResult(number, result, SYSTEM.monotonic() - at)
@@ -251,6 +306,19 @@ class RoundTask:
             results.append(TaskResult(number, None, seconds))
         pool.shutdown(wait=False)
         return results
+
+    def _wait_for_turn(self, file: FileWork, storage: ObjectStorage) -> None:
+        """Return when the file before this one is on the remote, so that a reader never meets a hole."""
+        began_at, pause_s = SYSTEM.monotonic(), _TURN_POLL_S
+        while file.after and not storage.exists(file.after):
+            if SYSTEM.monotonic() - began_at > self.patience_s / 2:
+                raise _NoTurnError
+            SYSTEM.pause(pause_s)
+            pause_s = min(pause_s * 1.5, _TURN_POLL_S_MAX)
+
+
+class _NoTurnError(Exception):
+    """The file before did not come; this one is made again when it is there."""
 
 
 def _unexpected(direct: DirectFile, error: Exception) -> PenstockError:
@@ -341,7 +409,7 @@ class SparkJobs:
             rows.append(pickle.dumps(RoundTask(numbered, round_.rules.patience_s, round_.rules.threads)))
         first = round_.files[0]
         what = f"changefeeds: {number} files" if number > 1 else f"changefeeds: {first.direct.file.data_path}"
-        account = first.account if number == 1 else ""
+        account = first.account if number == 1 or round_.lane is Lane.LARGE else ""
         with translate_spark_errors(), labelled_jobs(spark, what, tag=tag, account=account):
             return _run_packed(spark, rows)
 

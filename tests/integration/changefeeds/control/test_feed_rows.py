@@ -115,7 +115,7 @@ async def test_progress_is_there_for_the_next_run(store: WarmStore) -> None:
         one, two, three = (kept(number) for number in (1, 2, 3))
         await first.change_dispatchers([one, two], [])
         await first.begin_files([pending(one, 1), pending(two, 1)])
-        await first.begin_files([pending(one, 2)])
+        await first.begin_files([pending(one, 2), replace(pending(one, 3), followed=True)])
         await first.change_dispatchers([three], [two.span.id], done=DoneDdls(300, frozenset({400})))
         earlier = DoneDdls(200, frozenset({290, 350}))  # nothing is taken back
         await first.change_dispatchers([], [], done=earlier)
@@ -128,7 +128,7 @@ async def test_progress_is_there_for_the_next_run(store: WarmStore) -> None:
         await first.give_up()
         second = await feeds.acquire("next", "b", ttl_s=LONG_S)
         assert sorted(await second.dispatchers(), key=lambda each: each.span.table_id) == [
-            replace(one, pending=pending(one, 2)),
+            replace(one, pending=(pending(one, 2), replace(pending(one, 3), followed=True))),
             three,
         ]
         assert await second.checkpoint_ts() == 250
@@ -215,7 +215,7 @@ async def test_many_files_may_begin_at_the_same_time(store: WarmStore) -> None:
                 await run.begin_files([pending(dispatcher, number)])
 
         await asyncio.gather(*map(write, dispatchers))
-        assert {each.pending.start.ts for each in await run.dispatchers()} == {104}
+        assert {file.start.ts for each in await run.dispatchers() for file in each.pending} == {104}
 
 
 async def test_a_damaged_changefeed_hides_no_other_and_can_be_removed(store: WarmStore) -> None:

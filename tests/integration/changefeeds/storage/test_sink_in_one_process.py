@@ -139,7 +139,7 @@ async def test_files_that_nobody_knows_of_yet_are_not_acknowledged(tmp_path: Pat
         await drain
     assert world.names() == EXPECTED
     assert not [each for each in world.told if "flushed" in each]
-    (pending,) = world.progress.pending.values()
+    ((pending,),) = world.progress.pending.values()
     assert world.target_files.repair(pending) == pending.end
     await world.sink.close()
 
@@ -159,7 +159,7 @@ async def test_a_file_that_was_begun_and_is_missing_is_written_again_with_the_sa
     await asyncio.wait([drain])
     assert isinstance(drain.exception(), Unavailable)
     await first.sink.close()
-    (begun,) = first.progress.pending.values()
+    ((begun,),) = first.progress.pending.values()
     assert first.data_files() == []
     assert first.target_files.repair(begun) is None
 
@@ -179,7 +179,8 @@ async def test_a_file_that_was_begun_and_is_missing_is_written_again_with_the_sa
         assert path.read_bytes() == late
     else:
         assert second.names() == EXPECTED, "with the filter that it was begun with"
-    assert second.target_files.repair(second.progress.pending[begun.dispatcher_id]) == begun.end
+    (again,) = second.progress.pending[begun.dispatcher_id]
+    assert second.target_files.repair(again) == begun.end
     assert storage.read(begun.index_path) == f"{path.name}\n".encode()
     await second.sink.close()
 

@@ -92,6 +92,7 @@ class Script:
     def take(self) -> None:
         """Begin to write all files that are due."""
         for task in self.ledger.buffers.take(1000, 1 << 40):
+            self.ledger.buffers.finish_begin(task.dispatcher.id)
             sizes = "+".join(str(chunk.nbytes) for chunk in task.chunks)
             self.told.append(f"file d{task.dispatcher.id} {sizes} {task.reason.value}")
             self.files[task.dispatcher.id] = task

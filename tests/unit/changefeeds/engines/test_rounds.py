@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -29,9 +30,18 @@ from penstock.object_storage import StorageRef
 TARGET = StorageRef("memory://")
 
 
-def direct(name: str, weight: int = 1000) -> DirectFile:
-    work = FileWork(dispatcher_id=name, chunks=(), data_path=f"{name}.json", index_path=f"{name}.index")
+def direct(name: str, weight: int = 1000, *, after: str = "") -> DirectFile:
+    path, before = f"{name}.json", f"{after}.json" if after else ""
+    work = FileWork(dispatcher_id=name, chunks=(), data_path=path, index_path=f"{name}.index", after=before)
     return DirectFile(work, (), weight)
+
+
+def train(count: int, weight: int) -> list[RoundFile]:
+    """Files of one dispatcher, each behind the last one."""
+    return [
+        RoundFile("d", "a", TARGET, direct(f"d{number}", weight, after=f"d{number - 1}" if number else ""))
+        for number in range(count)
+    ]
 
 
 def waiting(name: str, weight: int = 1000, *, account: str = "a") -> RoundFile:
@@ -157,10 +167,76 @@ def test_every_file_ends_once_and_what_is_left_comes_again(sent, random) -> None
     assert queue.idle
 
 
+@pytest.mark.parametrize("weight", [1000, LARGE_BYTES])
+def test_files_of_a_dispatcher_are_made_together_or_after_each_other(weight: int) -> None:
+    queue = RoundQueue()
+    files_ = train(7, weight)
+    for file in files_:
+        queue.add(file)
+    made: list[RoundFile] = []
+    while (round_ := queue.take(cores=2)) is not None:
+        assert queue.take(cores=2) is None, "the others wait for these"
+        for tasks in round_.tasks:
+            assert list(tasks) == sorted(tasks, key=files_.index)
+        assert weight < LARGE_BYTES or [len(task) for task in round_.tasks] == [1] * len(round_.tasks)
+        assert len(round_.files) > 1 or not made or len(made) == 6
+        made += sorted(round_.files, key=files_.index)
+        queue.finish(round_, (), {})
+    assert made == files_
+    assert queue.idle
+
+
+def test_files_behind_one_that_hangs_hold_no_core_while_it_is_tried_again() -> None:
+    queue = RoundQueue()
+    files_ = train(3, 1000)
+    for file in files_:
+        queue.add(file)
+    round_ = queue.take(cores=2)
+    assert round_ is not None
+    files_[0].tries = 1
+    queue.finish(round_, files_, {files_[0]: 2.0})
+    again = queue.take(cores=2)
+    assert again is not None
+    assert (again.lane, again.files) == (Lane.SLOW, [files_[0]])
+    assert queue.take(cores=2) is None
+    queue.finish(again, (), {})
+    rest = queue.take(cores=2)
+    assert rest is not None
+    assert sorted(rest.files, key=files_.index) == files_[1:]
+
+
+def test_a_file_is_put_when_the_one_before_is_there(tmp_path: Path) -> None:
+    target = StorageRef(f"file://{tmp_path}")
+    storage = target.open()
+    work = direct("d1", after="d0").file
+    waiting_task = RoundTask((), patience_s=30.0, threads=1)
+    waited = threading.Thread(target=waiting_task._wait_for_turn, args=(work, storage))
+    waited.start()
+    waited.join(0.1)
+    assert waited.is_alive()
+    storage.write("d0.json", b"")
+    waited.join(30)
+    assert not waited.is_alive()
+
+
+def test_a_file_whose_turn_does_not_come_is_left_and_not_counted_as_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = StorageRef(f"file://{tmp_path}")
+
+    def make(direct_: DirectFile, target: StorageRef, turn: Callable[..., None]) -> DirectResult:
+        turn(direct_.file, target.open())
+        return DirectResult(rows=1)
+
+    monkeypatch.setattr(files, "make_file", make)
+    results = RoundTask(((0, target, direct("d1", after="d0")),), patience_s=0.1, threads=1).run()
+    assert results == [TaskResult(0, None, 0.0)]
+
+
 @contextmanager
 def made_by(monkeypatch: pytest.MonkeyPatch, make: Callable[[DirectFile], DirectResult]) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(files, "make_file", lambda file, target: make(file))
+        patch.setattr(files, "make_file", lambda file, target, turn: make(file))
         yield
 
 

@@ -227,6 +227,15 @@ def test_a_number_that_no_file_has_is_given_out_again() -> None:
     assert world.next_file(place).number == 2
 
 
+def test_files_that_follow_each_other_get_numbers_ahead_and_leave_no_hole_when_none_came() -> None:
+    world = World()
+    place = world.place()
+    at = compose_ts(world.clock.wall_ms())
+    numbers = [world.files.next_file(place, at, following=number > 0).number for number in range(3)]
+    assert numbers == [1, 2, 3]
+    assert world.next_file(place).number == 1  # nothing is under way any more, and nothing came
+
+
 def test_a_file_that_is_known_to_be_there_is_not_looked_for() -> None:
     world = World()
     place = world.place()

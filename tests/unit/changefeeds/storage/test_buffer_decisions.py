@@ -39,7 +39,10 @@ def marker(number: int) -> DrainMarker:
 
 
 def take(of: Buffers) -> list[FileTask]:
-    return of.take(1000, 1 << 40)
+    tasks = of.take(1000, 1 << 40)
+    for task in tasks:
+        of.finish_begin(task.dispatcher.id)
+    return tasks
 
 
 def sizes(task: FileTask) -> list[int]:
@@ -93,6 +96,7 @@ def test_dispatchers_that_are_due_take_turns() -> None:
     add(held, 1, 100, 100)
     add(held, 2, 100)
     (first,) = held.take(1, 1 << 40)
+    held.finish_begin("1")
     held.finish(first)
     assert [held.take(1, 1 << 40)[0].dispatcher.id for _ in range(2)] == ["2", "1"]
 

@@ -41,6 +41,7 @@ class Driven:
         self.ledger.buffers.tick(self.clock.monotonic())
         tasks = self.ledger.buffers.take(1000, 1 << 40)
         for task in tasks:
+            self.ledger.buffers.finish_begin(task.dispatcher.id)
             self.ledger.finish_file(task, task.nbytes)
         return len(tasks)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.changefeeds.filters import RowFilterRule
 from penstock.errors import Unavailable
 from penstock.testing.clock import ManualClock
 from support.sinkparts import RowlessEngine, SinkWorld
@@ -64,10 +65,54 @@ async def test_a_slice_that_fills_a_file_skips_the_spool_once_its_size_is_known(
         assert world.sink.slice_bytes(world.span(1)) == pytest.approx(1000, rel=0.1)
 
 
-async def test_one_dispatcher_alone_uses_the_spool_where_many_tasks_encode() -> None:
-    engine = RowlessEngine()
-    engine.cores = 2
+async def test_one_dispatcher_alone_has_several_files_under_way_on_several_cores() -> None:
+    engine = RowlessEngine(cores=2)
     async with SinkWorld(engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        for ts in range(1, 4):
+            world.add(1, ts, 1000)
+            await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
+        engine.writing.shut()
+        for ts in range(4, 24):
+            world.add(1, ts, 1000)
+        await world.until(lambda: engine.writing.waiting == 8)
+        stored = world.progress.pending["1"]
+        assert [(file.start.ts, file.end.ts, file.followed) for file in stored] == [
+            (ts - 1, ts, True) for ts in range(4, 12)
+        ]
+        engine.writing.open()
+        await world.until(lambda: "d1@23 flushed" in world.told)
+        assert engine.made_at_once == 8
+        flushed = [told for told in world.told if told.endswith("flushed")]
+        assert flushed == [f"d1@{ts} flushed" for ts in range(1, 24)]
+        befores = [file.after for file in engine.files[3:]]
+        paths = [file.data_path for file in engine.files[2:]]
+        assert all(not before or before == path for before, path in zip(befores, paths, strict=False))
+
+
+async def test_a_marker_waits_for_every_file_that_is_under_way() -> None:
+    engine = RowlessEngine(cores=2)
+    async with SinkWorld(engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        for ts in range(1, 4):
+            world.add(1, ts, 1000)
+            await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
+        engine.writing.shut()
+        for ts in range(4, 8):
+            world.add(1, ts, 1000)
+        await world.until(lambda: engine.writing.waiting == 4)
+        drained = world.drain(1, 9)
+        await world.settle()
+        assert not drained.done()
+        engine.writing.open()
+        await drained
+        assert "d1@7 flushed" in world.told
+
+
+async def test_one_dispatcher_with_a_row_filter_uses_the_spool_where_many_tasks_encode() -> None:
+    engine = RowlessEngine(cores=2)
+    rules = (RowFilterRule(("shop.other",), "id > 5"),)
+    async with SinkWorld(
+        engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000, row_filters=rules
+    ) as world:
         for ts in range(1, 11):
             world.add(1, ts, 1000)
             await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once

@@ -65,6 +65,7 @@ def test_a_flush_does_not_release_a_wake_that_is_held_before_the_low_mark() -> N
     assert held > 0
     for left in (8000, 7000, 6000):
         (task,) = ledger.buffers.take(1, 1)
+        ledger.buffers.finish_begin(task.dispatcher.id)
         ledger.finish_file(task, 1000)
         assert ledger.spool.nbytes == left
         assert ledger.spool.held_wakes == (held if left > 6000 else 0)

@@ -45,6 +45,8 @@ class FileTask:
     nbytes: int  # of its chunks in the spool; of its slices those that are expected
     waiting: list[QueueItem]
     reason: FlushReason
+    followed: bool = False  # the dispatcher's next file may be begun before this one is on the remote
+    done: bool = False  # it is on the remote, but perhaps not acknowledged yet
 
     @property
     def rows(self) -> int:
@@ -68,11 +70,15 @@ class Buffers:
     A file is due when it has reached its size, when its oldest row has been here for the interval, when a
     marker or another schema version follows, when the spool needs room, or on close. A dispatcher whose file
     is due goes on collecting until the file is taken, so that a slow remote makes files larger, not more.
-    Dispatchers that are due take turns; each has at most one file under way.
+    Dispatchers that are due take turns. A dispatcher has one file under way, and up to `files_max` while
+    slices that fill files wait: these are made at the same time, and acknowledged in order.
     """
 
-    def __init__(self, file_size: int, interval_s: float, ratios: "SizeEstimator") -> None:
+    def __init__(
+        self, file_size: int, interval_s: float, ratios: "SizeEstimator", *, files_max: int = 1
+    ) -> None:
         self._file_size = file_size
+        self._files_max = files_max
         self._interval_s = interval_s
         self._ratios = ratios
         self._buffers: dict[str, DispatcherBuffer] = {}
@@ -114,10 +120,10 @@ class Buffers:
         self._check_due(buffer)
         return False
 
-    def add_slice(self, event: DmlEvent, nbytes: int, arrived_at: float) -> None:
+    def add_slice(self, event: DmlEvent, nbytes: int, arrived_at: float, *, fills_file: bool = False) -> None:
         """Add an event that goes into a file without the spool; about `nbytes` are expected of it."""
         buffer = self._buffer_of(event.slice.dispatcher)
-        buffer.add(BufferedSlice(event, nbytes, arrived_at))
+        buffer.add(BufferedSlice(event, nbytes, arrived_at, fills_file))
         self._queued_bytes += nbytes
         self._due_bytes += nbytes if buffer.due else 0
         self._check_due(buffer)
@@ -140,14 +146,18 @@ class Buffers:
         return buffer
 
     def _check_due(self, buffer: "DispatcherBuffer") -> None:
-        """Make a buffer due if it wants a file. With a file under way, its turn comes when that has ended."""
+        """Make a buffer due if it wants a file. Its turn comes when the files under way allow another."""
         if self._closing and buffer.queue:
             buffer.forced = buffer.forced or FlushReason.CLOSE
         if buffer.due or not buffer.wants_file(self._file_size, self._ratios.ratio(buffer.dispatcher.id)):
             return
         buffer.due = True
         self._due_bytes += buffer.nbytes
-        if buffer.writing is None:
+        self._enqueue(buffer)
+
+    def _enqueue(self, buffer: "DispatcherBuffer") -> None:
+        if buffer.due and not buffer.queued and buffer.may_begin(self._files_max):
+            buffer.queued = True
             self._due.append(buffer)
 
     def _force(self, buffer: "DispatcherBuffer", reason: FlushReason) -> None:
@@ -176,30 +186,50 @@ class Buffers:
                 self._watch(buffer)
 
     def take(self, files_max: int, bytes_max: int) -> list[FileTask]:
-        """Take files of different dispatchers to write now: at most `files_max`, none past `bytes_max`."""
+        """Take files to write now: at most `files_max`, none past `bytes_max`.
+
+        Several of a dispatcher are in order. It gets no more before `finish_begin`.
+        """
         tasks: list[FileTask] = []
         nbytes = 0
         while self._due and len(tasks) < files_max and nbytes < bytes_max:
             buffer = self._due.popleft()
-            buffer.due = False
+            buffer.due = buffer.queued = False
             self._due_bytes -= buffer.nbytes
-            task = buffer.cut(self._file_size, self._ratios.ratio(buffer.dispatcher.id))
-            self._queued_bytes -= task.nbytes
+            while buffer.may_begin(self._files_max) and len(tasks) < files_max and nbytes < bytes_max:
+                task = buffer.cut(self._file_size, self._ratios.ratio(buffer.dispatcher.id))
+                self._queued_bytes -= task.nbytes
+                tasks.append(task)
+                nbytes += task.nbytes
+            buffer.beginning = True
             self._watch(buffer)
             self._check_due(buffer)
-            tasks.append(task)
-            nbytes += task.nbytes
         return tasks
 
-    def finish(self, task: FileTask) -> None:
-        """End a file that is written or skipped: the dispatcher's next one may begin."""
+    def finish_begin(self, dispatcher_id: str) -> None:
+        """Let a dispatcher have more files: what was taken of it is stored."""
+        buffer = self._buffers.get(dispatcher_id)
+        if buffer is not None:
+            buffer.beginning = False
+            self._enqueue(buffer)
+
+    def finish(self, task: FileTask) -> list[FileTask]:
+        """End a file that is written or skipped: another one of the dispatcher may begin.
+
+        Returns the files to acknowledge now, in order: this one and those after it that have ended before, or
+        none while one before it is under way.
+        """
         buffer = self._buffers[task.dispatcher.id]
-        assert buffer.writing is task, "another file of the dispatcher is under way"
-        buffer.writing = None
-        if not buffer.queue:
+        assert task in buffer.writing, "a file ends that is not under way"
+        task.done = True
+        ended = []
+        while buffer.writing and buffer.writing[0].done:
+            ended.append(buffer.writing.popleft())
+        if not buffer.queue and not buffer.writing:
             del self._buffers[task.dispatcher.id]
-        elif buffer.due:
-            self._due.append(buffer)
+        else:
+            self._enqueue(buffer)
+        return ended
 
     def flush(self) -> None:
         """Make everything due, now and from now on: the sink closes."""
@@ -232,7 +262,7 @@ class Buffers:
     def is_writing(self, dispatcher_id: str) -> bool:
         """Return whether a file of the dispatcher is under way."""
         buffer = self._buffers.get(dispatcher_id)
-        return buffer is not None and buffer.writing is not None
+        return buffer is not None and bool(buffer.writing)
 
     def drop(self, dispatcher_id: str) -> tuple[list[Chunk], tuple[int, int], list[QueueItem]]:
         """Drop what a dispatcher has in no file yet.
@@ -246,9 +276,10 @@ class Buffers:
         if buffer.due:
             buffer.due = False
             self._due_bytes -= buffer.nbytes
-            if buffer.writing is None:
-                self._due.remove(buffer)
-        if buffer.writing is None:
+        if buffer.queued:
+            buffer.queued = False
+            self._due.remove(buffer)
+        if not buffer.writing:
             del self._buffers[dispatcher_id]
         return buffer.clear()
 
@@ -280,6 +311,7 @@ class BufferedSlice:
     ends: DmlEvent
     nbytes: int  # expected
     arrived_at: float
+    fills_file: bool = False
 
     @property
     def schema(self) -> SchemaVersion:
@@ -299,10 +331,10 @@ Buffered = BufferedChunk | BufferedSlice
 
 @dataclass(slots=True, eq=False)
 class DispatcherBuffer:
-    """A dispatcher's chunks, slices, events without rows and markers, in order; one file at a time.
+    """A dispatcher's chunks, slices, events without rows and markers, in order, and its files under way.
 
     Invariant: an item without rows always follows a chunk or a slice in the queue. If there is none, it waits
-    for the file under way; without such a file, it is acknowledged at once.
+    for the last file under way; without such a file, it is acknowledged at once.
     """
 
     dispatcher: TableSpan
@@ -311,10 +343,12 @@ class DispatcherBuffer:
     chunks: int = 0  # how many there are
     slices: int = 0  # likewise; a file of them is always due
     breaks: int = 0  # markers, and what is of another kind than the one before
-    writing: FileTask | None = None
+    writing: deque[FileTask] = field(default_factory=deque)  # in order; acknowledged from the front
+    beginning: bool = False  # files were taken, and what they hold is not stored yet
+    queued: bool = False  # its turn is coming
     forced: FlushReason | None = None  # why the queue is to be written, if neither size nor a break says so
     timed: bool = False  # a deadline of it is watched
-    due: bool = False  # in the queue of those to write
+    due: bool = False  # it wants a file
     _last_kind: Kind | None = None  # of the newest rows in the queue
 
     @property
@@ -343,18 +377,31 @@ class DispatcherBuffer:
         if self.queue:
             self.queue.append(item)
             self.breaks += isinstance(item, DrainMarker)
-        elif self.writing is not None:
-            self.writing.waiting.append(item)
+        elif self.writing:
+            self.writing[-1].waiting.append(item)
         else:
             return False
         return True
 
     def wants_file(self, file_size: int, ratio: float) -> bool:
-        """Return whether a file is to be cut off as soon as none is under way."""
+        """Return whether a file is to be cut off as soon as the files under way allow it."""
         if not self.queue:
             return False
         due = self.slices > 0 or self.breaks > 0 or self.forced is not None
         return due or self.nbytes * ratio >= file_size
+
+    def may_begin(self, files_max: int) -> bool:
+        """Return whether the next file may be begun beside those that are under way.
+
+        Beside others only slices that fill files: everything else goes on collecting.
+        """
+        if self.beginning or not self.queue:
+            return False
+        if not self.writing:
+            return True
+        oldest = self.oldest
+        fills_file = isinstance(oldest, BufferedSlice) and oldest.fills_file
+        return fills_file and self.writing[-1].followed and len(self.writing) < files_max
 
     def cut(self, file_size: int, ratio: float) -> FileTask:
         """Cut a file off the front: whole chunks or slices, close to the size, never across a break.
@@ -363,7 +410,6 @@ class DispatcherBuffer:
         """
         first = self.oldest
         assert first is not None, "a file has rows"
-        assert self.writing is None, "a dispatcher has one file under way"
         taken: list[Buffered] = []
         waiting: list[QueueItem] = []
         size, reason = 0.0, None
@@ -384,7 +430,7 @@ class DispatcherBuffer:
                 waiting.append(head)
                 self.queue.popleft()
         self._take_followers(first, waiting)
-        self.writing = FileTask(
+        task = FileTask(
             self.dispatcher,
             first.schema,
             tuple(rows.chunk for rows in taken if isinstance(rows, BufferedChunk)),
@@ -392,9 +438,11 @@ class DispatcherBuffer:
             sum(rows.nbytes for rows in taken),
             waiting,
             reason or self.forced or FlushReason.INTERVAL,
+            followed=all(isinstance(rows, BufferedSlice) and rows.fills_file for rows in taken),
         )
+        self.writing.append(task)
         self.forced = None
-        return self.writing
+        return task
 
     def _take(self, head: Buffered, taken: list[Buffered], waiting: list[QueueItem]) -> None:
         self.queue.popleft()

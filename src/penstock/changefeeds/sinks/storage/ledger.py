@@ -20,6 +20,8 @@ from penstock.clock import Clock
 _ENCODE_JOB_BYTES = 256 * 1024 * 1024
 _DIRECT_MIN = 0.75  # of the file size: a slice of so much fills a file
 _DIRECT_MAX = 1.5
+_FILES_PER_CORE = 4  # of a dispatcher under way: half of them wait while a job makes the others
+_DISPATCHER_FILES_MAX = 64  # they are all in one row of the store
 _FIRST_SLICE = 0.25  # of the file size, while it is not known how large slices become
 
 _FIRST_CHUNK_RATIO = {"canal-json": 10.0, "debezium": 10.0, "csv": 5.0, "parquet": 1.0}
@@ -157,12 +159,14 @@ def _dispatcher_id(item: QueueItem) -> str:
 class EncodeJob:
     """Batches of several shards, to be encoded together.
 
-    `direct` are the events among them that go into files without the spool, with their expected bytes.
+    `direct` are the events among them that go into files without the spool, with their expected bytes. Those
+    of `filling` fill a file each, so that several are made at the same time.
     """
 
     batches: tuple[ShardBatch, ...]
     direct: dict[DmlEvent, int]
     expected_bytes: int  # of the others
+    filling: frozenset[DmlEvent] = frozenset()
 
     @property
     def events(self) -> list[DmlEvent]:
@@ -193,7 +197,12 @@ class Ledger:
         # bytes of chunks per estimated byte of their slice
         first = _FIRST_CHUNK_RATIO[options.protocol]
         self._chunk_ratios = SizeEstimator(max(int(options.file_size / first), 1), first=first)
-        self.buffers = Buffers(options.file_size, options.flush_interval_s, self._file_ratios)
+        # A filter may leave no row of a slice, and so no file: numbers cannot be given out ahead then.
+        files_max = 1 if cores == 1 or options.row_filters else _FILES_PER_CORE * cores
+        self._files_max = min(files_max, _DISPATCHER_FILES_MAX)
+        self.buffers = Buffers(
+            options.file_size, options.flush_interval_s, self._file_ratios, files_max=self._files_max
+        )
         self._job_bytes = min(_ENCODE_JOB_BYTES, max(options.spool_disk_quota // 4, 1))
         self._metrics = metrics
         self._on_free = on_free
@@ -226,40 +235,48 @@ class Ledger:
             self._make_room(room)
             return None
         direct: dict[DmlEvent, int] = {}
+        filling: set[DmlEvent] = set()
         expected_bytes = 0
         spooled: set[str] = set()  # dispatchers with an event before that goes to the spool
         for event in (event for batch in batches for event in batch.events):
             weight = self._weigh(event)
-            if self._is_direct(event, weight, follows_spooled=event.slice.dispatcher.id in spooled):
+            if self._fills_file(event, weight):
+                direct[event] = weight
+                filling.add(event)
+            elif self._is_direct(event, weight, follows_spooled=event.slice.dispatcher.id in spooled):
                 direct[event] = weight
             else:
                 spooled.add(event.slice.dispatcher.id)
                 expected_bytes += weight
         self.spool.expect(expected_bytes)
-        return EncodeJob(tuple(batches), direct, expected_bytes)
+        return EncodeJob(tuple(batches), direct, expected_bytes, frozenset(filling))
 
-    def _is_direct(self, event: DmlEvent, nbytes: int, *, follows_spooled: bool) -> bool:
-        """Return whether a slice goes into a file without the spool: it fills one, or its file is due anyway.
+    def _fills_file(self, event: DmlEvent, nbytes: int) -> bool:
+        """Return whether a slice fills a file, which is then made without the spool.
 
         A slice that is too large for one file is cut in the spool. So is every slice of a dispatcher before
-        it is known how large they become, and while there are fewer dispatchers than cores: many tasks encode
-        a slice into the spool. One that is due joins the rows that its dispatcher has in the spool.
+        it is known how large they become, and of fewer dispatchers than cores, if each may have one file
+        under way only: many tasks encode a slice into the spool.
         """
         dispatcher_id = event.slice.dispatcher.id
-        file_bytes = nbytes * self._file_ratios.ratio(dispatcher_id)
-        if file_bytes > _DIRECT_MAX * self._file_size:
+        share = nbytes * self._file_ratios.ratio(dispatcher_id) / self._file_size
+        known = self._chunk_ratios.knows(dispatcher_id)
+        return _DIRECT_MIN <= share <= _DIRECT_MAX and known and self._uses_all_cores(dispatcher_id)
+
+    def _is_direct(self, event: DmlEvent, nbytes: int, *, follows_spooled: bool) -> bool:
+        """Return whether a slice goes into a file without the spool because its file is due anyway.
+
+        One that is due joins the rows that its dispatcher has in the spool.
+        """
+        dispatcher_id = event.slice.dispatcher.id
+        if nbytes * self._file_ratios.ratio(dispatcher_id) > _DIRECT_MAX * self._file_size:
             return False
-        if (
-            file_bytes >= _DIRECT_MIN * self._file_size
-            and self._chunk_ratios.knows(dispatcher_id)
-            and self._uses_all_cores(dispatcher_id)
-        ):
-            return True
         return event.flush and not follows_spooled and not self.buffers.has_chunks(dispatcher_id)
 
     def _uses_all_cores(self, dispatcher_id: str) -> bool:
-        """Return whether there is a busy dispatcher for each core, with this one."""
-        return len(self._unflushed) + (dispatcher_id not in self._unflushed) >= self._cores
+        """Return whether files of the busy dispatchers, with this one, use every core."""
+        busy = len(self._unflushed) + (dispatcher_id not in self._unflushed)
+        return self._files_max > 1 or busy >= self._cores
 
     def slice_bytes(self, dispatcher_id: str) -> int | None:
         """Return how many estimated bytes a slice of a dispatcher should have to fill one file.
@@ -297,15 +314,16 @@ class Ledger:
                 if not isinstance(item, DmlEvent):
                     self._mark(item)
                 elif item in job.direct:
-                    self._enqueue_direct(item, job.direct[item])
+                    self._enqueue_direct(item, job.direct[item], several=item in job.filling)
                 else:
                     self._enqueue(item, next(in_order))
             self.shards.finish(batch)
         self._relieve()
 
-    def _enqueue_direct(self, event: DmlEvent, nbytes: int) -> None:
+    def _enqueue_direct(self, event: DmlEvent, nbytes: int, *, several: bool) -> None:
         """Count an event as if it were in the spool: it can be read from the event store at any time."""
-        self.buffers.add_slice(event, nbytes, self._arrivals[event])
+        several = several and self._files_max > 1
+        self.buffers.add_slice(event, nbytes, self._arrivals[event], fills_file=several)
         self.spool.add_direct(nbytes)
         self._admit(event)
 
@@ -341,13 +359,16 @@ class Ledger:
         self.skip_file(task)
 
     def skip_file(self, task: FileTask) -> None:
-        """Acknowledge what waited for a file that is not to be written, as if it were on the remote."""
-        self.buffers.finish(task)
-        for item in task.waiting:
-            self._acknowledge(item)
-        if task.slices:
-            self.spool.remove_direct(task.nbytes, len(task.slices))
-        self._free(task.chunks)
+        """Acknowledge what waited for a file that is not to be written, as if it were on the remote.
+
+        While a file of the dispatcher before it is under way, this one waits with it.
+        """
+        for ended in self.buffers.finish(task):
+            for item in ended.waiting:
+                self._acknowledge(item)
+            if ended.slices:
+                self.spool.remove_direct(ended.nbytes, len(ended.slices))
+            self._free(ended.chunks)
 
     def _wake(self, event: DmlEvent) -> None:
         self._metrics.wakes.inc()

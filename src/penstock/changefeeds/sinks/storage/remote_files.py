@@ -8,6 +8,7 @@ import io
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -67,9 +68,9 @@ class FileState:
     used_at: float
     since_ts: int = 0
     target: FileTarget | None = None
-    folder: Folder | None = None  # with the date; `number` counts in it
-    number: int = 0
-    written: bool = True  # whether a file of that number is certainly on the remote
+    folder: Folder | None = None  # with the date; the numbers count in it
+    number: int = 0  # that was given out last
+    known: int = 0  # up to which files are certainly on the remote
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -92,8 +93,8 @@ class RemoteFiles:
     """The driver's files of one changefeed. It is thread-safe.
 
     Calls raise Unavailable when storage does not answer; repeating one is safe. A file number is given out
-    again as long as no file has it, so numbers have no holes: a dispatcher has at most one file under way.
-    After a write whose outcome is not known, call `repair` first.
+    again as long as no file has it, so numbers have no holes, unless the caller has files under way that
+    follow each other. After a write whose outcome is not known, call `repair` first.
     """
 
     def __init__(
@@ -129,8 +130,10 @@ class RemoteFiles:
             state.since_ts = schema.since_ts
             return state.target
 
-    def next_file(self, target: FileTarget, end_ts: int) -> FilePaths:
+    def next_file(self, target: FileTarget, end_ts: int, *, following: bool = False) -> FilePaths:
         """Return paths with the next free number, for commits up to `end_ts`; look at the remote first.
+
+        `following`: the file with the last number that was given out is under way and will be there.
 
         The folder's date is that of `end_ts`, in UTC, whatever the clock says: readers read folders by date,
         and so get a dispatcher's changes in the order of their commits. It is never before the date of a file
@@ -145,12 +148,11 @@ class RemoteFiles:
                 date = self._latest_date(target, date)
             folder = replace(target.folder, date=date)
             if state.folder != folder:
-                state.number = self._last_number(target, folder)
+                state.number = state.known = self._last_number(target, folder)
                 state.folder = folder
-                state.number += 1
-            elif state.written or self._storage.exists(self._paths(target, folder, state.number).data_path):
-                state.number += 1
-            state.written = False
+            elif not following and state.known < state.number:
+                state.number = state.known = last_number(state.known, self._finder(target, folder))
+            state.number += 1
             return self._paths(target, folder, state.number)
 
     def confirm_written(self, target: FileTarget, paths: FilePaths) -> None:
@@ -160,8 +162,8 @@ class RemoteFiles:
         if state is None:
             return
         with state.lock:
-            if state.folder is not None and self._paths(target, state.folder, state.number) == paths:
-                state.written = True
+            if state.folder is not None and self._paths(target, state.folder, paths.number) == paths:
+                state.known = max(state.known, paths.number)
 
     def write_ddl(self, event: DdlEvent) -> None:
         """Write the schema files of a DDL. Writing them again changes nothing."""
@@ -187,7 +189,7 @@ class RemoteFiles:
                 "make sure that nothing else writes to this place, remove the object and resume"
             )
         self._repair_index(pending)
-        return pending.start if void else pending.end
+        return pending.start if void and not pending.followed else pending.end
 
     def write_checkpoint(self, ts: int) -> None:
         """Publish a checkpoint: every change up to `ts` is on the remote. A later one that is there stays.
@@ -325,12 +327,14 @@ class RemoteFiles:
         index_path = self._index_path(target, folder)
         content = self._storage.read(index_path, bytes_max=ADVANCED_BYTES_MAX)
         indexed = number_in_index(content, index_path)
-        last = last_number(
-            indexed, lambda number: self._storage.exists(self._paths(target, folder, number).data_path)
-        )
+        last = last_number(indexed, self._finder(target, folder))
         if last != indexed:
             _log.warning("an index is behind its files", extra={"index_path": index_path, "last": last})
         return last
+
+    def _finder(self, target: FileTarget, folder: Folder) -> Callable[[int], bool]:
+        """Return what tells whether there is a file of a number."""
+        return lambda number: self._storage.exists(self._paths(target, folder, number).data_path)
 
     def _paths(self, target: FileTarget, folder: Folder, number: int) -> FilePaths:
         owner = target.dispatcher_id if target.named else ""

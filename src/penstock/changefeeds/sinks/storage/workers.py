@@ -6,8 +6,11 @@ spool, are given to the engine one by one: each is acknowledged when it is done,
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 
 from penstock import tracing
 from penstock.changefeeds.codecs.encoder import header_of
@@ -123,6 +126,7 @@ class PlacedFile:
             self.task.end,
             0 if self.work.parquet or self.task.slices else size,
             self.where,
+            self.task.followed,
         )
 
 
@@ -134,6 +138,8 @@ def file_work(
     options: SinkOptions,
     *,
     again: bool = False,
+    after: str = "",
+    blank: bool = False,
 ) -> FileWork:
     """Return the work of a file with these chunks; a csv file begins with its header."""
     encoder = options.encoder(schema)
@@ -146,6 +152,8 @@ def file_work(
         parquet=encoder.protocol == "parquet",
         parquet_options=() if encoder.compression == "none" else (("compression", encoder.compression),),
         again=again,
+        after=after,
+        blank=blank,
     )
 
 
@@ -159,15 +167,31 @@ async def write_again(
 ) -> None:
     """Write files that another process began: each the changes of its slices, under the name it was given.
 
-    The other process may still write the same changes, with other bytes, so their size is forgotten first.
-    That also checks the lease. Raises Unavailable when a file cannot be written.
+    The files of a dispatcher are written in order. The other process may still write the same changes, with
+    other bytes, so their size is forgotten first. That also checks the lease. Raises Unavailable when a file
+    cannot be written.
     """
-    begun = [(file, slices) for file, slices in files if slices]
-    await progress.begin_files([replace(file, nbytes=0) for file, _ in begun])
-    making = [engine.make_file(_made_again(*file, options, encoded_at_ms)) for file in begun]
-    for (file, _), result in zip(begun, await asyncio.gather(*making), strict=True):
-        if result.failure is not None:
-            raise _file_failure(file.data_path, result.failure)
+    begun: dict[str, list[tuple[PendingFile, Sequence[Slice]]]] = {}
+    for file, slices in files:
+        begun.setdefault(file.dispatcher_id, []).append((file, slices))
+    pending = [replace(file, nbytes=0) for of_dispatcher in begun.values() for file, _ in of_dispatcher]
+    await progress.begin_files(pending)
+
+    async def write(of_dispatcher: Sequence[tuple[PendingFile, Sequence[Slice]]]) -> None:
+        known = next((slices[0] for _, slices in of_dispatcher if slices), None)
+        for file, found in of_dispatcher:
+            slices = found
+            if not found and file.followed and known is not None:  # others are behind it: it is written
+                slices = [replace(known, start=file.start, end=file.end, parts=(), rows=0, nbytes=0)]
+            if slices:
+                result = await engine.make_file(_made_again(file, slices, options, encoded_at_ms))
+                if result.failure is not None:
+                    raise _file_failure(file.data_path, result.failure)
+
+    outcomes = await asyncio.gather(*map(write, begun.values()), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def _file_failure(path: str, failure: PenstockError) -> PenstockError:
@@ -185,7 +209,8 @@ def _made_again(
         EncodeWork(slice_, replace(_encoder_of(file, slice_, options), encoded_at_ms=encoded_at_ms))
         for slice_ in slices
     )
-    made = file_work(file.dispatcher_id, (), slices[0].schema, paths, options, again=True)
+    schema, blank = slices[0].schema, file.followed
+    made = file_work(file.dispatcher_id, (), schema, paths, options, again=True, blank=blank)
     return DirectFile(made, work, sum(slice_.nbytes for slice_ in slices))
 
 
@@ -197,8 +222,8 @@ def _encoder_of(file: PendingFile, slice_: Slice, options: SinkOptions) -> Encod
 class WriteLoop:
     """Runs write jobs of the files that are due: place them, store what they hold, write, acknowledge.
 
-    While all jobs are busy more files become due, so the next job is larger. A dispatcher is never in two
-    jobs.
+    While all jobs are busy more files become due, so the next job is larger. A dispatcher gets no more files
+    before what the last ones hold is stored, so its files are placed and stored in order.
     """
 
     def __init__(
@@ -229,6 +254,7 @@ class WriteLoop:
             options.spool_disk_quota // _WRITE_JOBS_MAX, 1
         )  # the jobs together may write the whole spool at once
         self._jobs = 0
+        self._underway: dict[str, deque[PlacedFile]] = {}  # stored and not acknowledged, by dispatcher
         self._warned = False
         self.changed = WakeUp(clock)  # there is more in the spool, or a file was made due
 
@@ -247,17 +273,21 @@ class WriteLoop:
         began_at = self._clock.monotonic()
         with self._metrics.stage("place"):
             targets = await self._place(tasks)
-        for task, target in zip(tasks, targets, strict=True):
-            if target is None:
-                self._skip_stale(task)
         placed = [
             self._placed(task, *target)
             for task, target in zip(tasks, targets, strict=True)
             if target is not None
         ]
+        dispatcher_ids = list(dict.fromkeys(task.dispatcher.id for task in tasks))
         if placed:
+            underway = [self._underway.get(dispatcher_id, ()) for dispatcher_id in dispatcher_ids]
             with self._metrics.stage("begin"):
-                await self._progress.begin_files([file.pending for file in placed])
+                await self._progress.begin_files([file.pending for files in underway for file in files])
+        for dispatcher_id in dispatcher_ids:
+            self._ledger.buffers.finish_begin(dispatcher_id)
+        for task, target in zip(tasks, targets, strict=True):
+            if target is None:
+                self._skip_stale(task)
         for file in placed:
             if file.task.slices:  # acknowledged by itself: no file waits for another
                 self._tasks.start(self._make(file, began_at))
@@ -279,30 +309,68 @@ class WriteLoop:
         if result.failure is not None:
             self._metrics.observe_failure(seconds)
             raise _file_failure(file.paths.data_path, result.failure)
-        if result.rows:
+        if result.nbytes:
             self._files.confirm_written(file.target, file.paths)
             self._metrics.observe_flush(file.task.reason, result.rows, result.nbytes, seconds)
         self._ledger.finish_direct(file.task, result.encoded_bytes, result.nbytes)
+        self._forget_done(file)
         if tracing.current is not None and result.rows:
             self._trace(tracing.current.start_recorder(began_s_ago=seconds), file, result.traced)
         self._on_progress()
 
     async def _place(self, tasks: Sequence[FileTask]) -> list[tuple[FileTarget, FilePaths] | None]:
         """Return where each file goes, or None for a stale one. All calls have ended when this raises."""
-        placing = [self._threads.call(self._place_one, task) for task in tasks]
+        groups = [list(group) for _, group in groupby(tasks, key=lambda task: task.dispatcher.id)]
+        placing = [
+            self._threads.call(
+                partial(self._place_in_order, group, following=group[0].dispatcher.id in self._underway)
+            )
+            for group in groups
+        ]
         outcomes = await asyncio.gather(*placing, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        return [
+            target for targets in outcomes if not isinstance(targets, BaseException) for target in targets
+        ]
 
-    def _place_one(self, task: FileTask) -> tuple[FileTarget, FilePaths] | None:
-        target = self._files.place(task.dispatcher, task.schema)
-        return None if target is None else (target, self._files.next_file(target, task.end.ts))
+    def _place_in_order(
+        self, tasks: Sequence[FileTask], *, following: bool
+    ) -> list[tuple[FileTarget, FilePaths] | None]:
+        """Place files of one dispatcher; `following`: others of it are under way."""
+        placed: list[tuple[FileTarget, FilePaths] | None] = []
+        for task in tasks:
+            target = self._files.place(task.dispatcher, task.schema)
+            if target is None:
+                placed.append(None)
+                continue
+            placed.append((target, self._files.next_file(target, task.end.ts, following=following)))
+            following = True
+        return placed
 
     def _placed(self, task: FileTask, target: FileTarget, paths: FilePaths) -> PlacedFile:
-        work = file_work(task.dispatcher.id, task.chunks, task.schema, paths, self._options)
-        return PlacedFile(task, target, paths, work, self._options.encoder(task.schema).where)
+        underway = self._underway.setdefault(task.dispatcher.id, deque())
+        work = file_work(
+            task.dispatcher.id,
+            task.chunks,
+            task.schema,
+            paths,
+            self._options,
+            after=underway[-1].paths.data_path if underway else "",
+            blank=task.followed,
+        )
+        underway.append(PlacedFile(task, target, paths, work, self._options.encoder(task.schema).where))
+        return underway[-1]
+
+    def _forget_done(self, file: PlacedFile) -> None:
+        """Forget the first files of a dispatcher that are on the remote."""
+        dispatcher_id = file.task.dispatcher.id
+        underway = self._underway[dispatcher_id]
+        while underway and underway[0].task.done:
+            underway.popleft()
+        if not underway:
+            del self._underway[dispatcher_id]
 
     def _acknowledge(
         self, placed: Sequence[PlacedFile], results: Sequence[WriteResult], seconds: float
@@ -317,6 +385,7 @@ class WriteLoop:
                 self._files.confirm_written(file.target, file.paths)
                 self._metrics.observe_flush(file.task.reason, file.task.rows, result.nbytes, seconds)
                 self._ledger.finish_file(file.task, result.nbytes)
+                self._forget_done(file)
                 if tracing.current is not None:
                     traced = [pair for chunk in file.task.chunks for pair in chunk.traced]
                     self._trace(tracing.current.start_recorder(began_s_ago=seconds), file, traced)
