@@ -148,3 +148,28 @@ async def test_a_remote_that_hangs_for_long_leaves_the_spool_bounded() -> None:
         assert world.sink._ledger.oldest_age_s == 600
         engine.writing.open()
         await world.until(lambda: flushed(world) == 500)
+
+
+def test_what_the_driver_knows_of_a_backlog_is_bounded_however_small_its_slices_are() -> None:
+    """Dispatchers send one tiny slice after the other, as fast as they are woken; nothing is ever written."""
+    told: list[str] = []
+    options = sink_options(spool_disk_quota=1 << 40, file_size=1 << 30, flush_interval_s=3600.0)
+    ledger = Ledger(options, SinkMetrics("test"), lambda _: None, ManualClock(), items_max=500)
+    dispatchers, segment = 20, 0
+    sent = dict.fromkeys(range(dispatchers), 1)
+    for number in range(dispatchers):
+        ledger.add(Watched(slice_of(number, 1, 1), told))
+    for _ in range(200):
+        woken = len(told)
+        while (job := ledger.next_job()) is not None:
+            segment += 1
+            ends = [event.slice.end for event in job.events]
+            chunks = [[Chunk(segment, n, Position(end.ts - 1), end, 1, 10)] for n, end in enumerate(ends)]
+            ledger.finish_encode(job, chunks)
+        for name in [line.split("@")[0] for line in told[woken:] if line.endswith("woken")]:
+            number = int(name.removeprefix("d"))
+            sent[number] += 1
+            ledger.add(Watched(slice_of(number, sent[number], 1), told))
+    assert 400 < ledger.spool.items <= 400 + dispatchers
+    assert sum(sent.values()) <= 400 + 2 * dispatchers
+    assert ledger.buffers.has_due, "what waits is written early, so that they go on"

@@ -99,3 +99,19 @@ def test_the_oldest_segments_are_named_until_few_enough_bytes_are_left() -> None
     assert list(spool.oldest_segments(60)) == []
     assert list(spool.oldest_segments(30)) == [7, 3]
     assert list(spool.oldest_segments(0)) == [7, 3, 5]
+
+
+def test_many_small_items_hold_wakes_back_as_bytes_do() -> None:
+    spool = Spool(1000, items_max=10)
+    for number in range(8):
+        spool.add([chunk(1, number, number)])
+    assert spool.admit(event())
+    spool.add_direct(1)
+    assert not spool.admit(event())
+    assert spool.keep_bytes == 0
+    spool.remove_direct(1, 1)
+    spool.remove([chunk(1, 0, 0)])
+    assert not spool.release_held()  # seven are above the low mark
+    spool.remove([chunk(1, 1, 1)])
+    assert len(spool.release_held()) == 1
+    assert spool.keep_bytes == spool.low_bytes

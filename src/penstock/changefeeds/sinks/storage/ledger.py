@@ -14,7 +14,7 @@ from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker, QueueItem
 from penstock.changefeeds.sinks.storage.buffers import Buffers, FileTask, SizeEstimator
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.spool import Spool
+from penstock.changefeeds.sinks.storage.spool import ITEMS_MAX, Spool
 from penstock.clock import Clock
 
 _ENCODE_JOB_BYTES = 256 * 1024 * 1024
@@ -189,9 +189,10 @@ class Ledger:
         clock: Clock,
         *,
         cores: int = 1,
+        items_max: int = ITEMS_MAX,
     ) -> None:
         self.shards = Shards(options.worker_count)
-        self.spool = Spool(options.spool_disk_quota)
+        self.spool = Spool(options.spool_disk_quota, items_max=items_max)
         self._file_size = options.file_size
         self._file_ratios = SizeEstimator(options.file_size)  # bytes of a file per byte of its chunks
         # bytes of chunks per estimated byte of their slice
@@ -394,7 +395,7 @@ class Ledger:
     def _relieve(self) -> None:
         """Make files due while dispatchers wait for the spool: only files under way may keep them waiting."""
         if self.spool.paused:
-            self.buffers.relieve(self.spool.low_bytes)
+            self.buffers.relieve(self.spool.keep_bytes)
 
     def drop_queued(self, dispatcher_id: str, why: BaseException) -> None:
         """Drop what a dispatcher has in the queue. Its markers fail, its events are not acknowledged."""

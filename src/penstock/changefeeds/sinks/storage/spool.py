@@ -8,6 +8,8 @@ from penstock.changefeeds.sinks.sink import DmlEvent
 
 HIGH = 0.8  # of the quota: above it no dispatcher is woken
 LOW = 0.6  # of the quota: at or below it all are woken again
+ITEMS_MAX = 50_000
+"""Descriptions of chunks and slices in the driver's memory, about 1 KiB each: the quota of those."""
 
 
 @dataclass(slots=True)
@@ -20,17 +22,22 @@ class Spool:
     """Counts chunks, and holds back wakes while there are too many.
 
     `nbytes` and `items` count the chunks that are not on the remote yet, and the slices that go there
-    without the spool, by what is expected of them; `nbytes` decides about wakes, with hysteresis. A segment
-    is released only as a whole. So the quota limits `retained_bytes`, all bytes of every segment that is not
-    released, together with what running encode jobs are expected to add.
+    without the spool, by what is expected of them; both decide about wakes, with hysteresis: bytes are with
+    the engine, and every item has a description here, however small it is. A segment is released only as a
+    whole. So the quota limits `retained_bytes`, all bytes of every segment that is not released, together
+    with what running encode jobs are expected to add.
     """
 
-    def __init__(self, quota_bytes: int, *, high: float = HIGH, low: float = LOW) -> None:
+    def __init__(
+        self, quota_bytes: int, *, items_max: int = ITEMS_MAX, high: float = HIGH, low: float = LOW
+    ) -> None:
         assert quota_bytes > 0, "a spool needs a quota"
         assert 0 < low < high <= 1, "wakes resume below where they stop"
         self.quota_bytes = quota_bytes
         self.high_bytes = int(quota_bytes * high)
         self.low_bytes = int(quota_bytes * low)
+        self._high_items = int(items_max * high)
+        self._low_items = int(items_max * low)
         self.nbytes = 0
         self.items = 0
         self.retained_bytes = 0
@@ -54,6 +61,19 @@ class Spool:
         """Whether nothing is in it or expected: then any single event may come, however large."""
         return self.retained_bytes == 0 and self.expected_bytes == 0
 
+    @property
+    def keep_bytes(self) -> int:
+        """How many bytes may rest while it is paused; none when there are too many small items."""
+        return 0 if self.items > self._low_items else self.low_bytes
+
+    def _pause_if_full(self) -> None:
+        if self.nbytes > self.high_bytes or self.items > self._high_items:
+            self.paused = True
+
+    def _resume_if_low(self) -> None:
+        if self.nbytes <= self.low_bytes and self.items <= self._low_items:
+            self.paused = False
+
     def expect(self, nbytes: int) -> None:
         """Reserve room for a job that will add about so many bytes."""
         self.expected_bytes += nbytes
@@ -72,24 +92,21 @@ class Spool:
             self.retained_bytes += chunk.nbytes
             self.nbytes += chunk.nbytes
             self.items += 1
-        if self.nbytes > self.high_bytes:
-            self.paused = True
+        self._pause_if_full()
 
     def add_direct(self, nbytes: int) -> None:
         """Count a slice that goes into its file without the spool, by the bytes that are expected of it."""
         self.retained_bytes += nbytes
         self.nbytes += nbytes
         self.items += 1
-        if self.nbytes > self.high_bytes:
-            self.paused = True
+        self._pause_if_full()
 
     def remove_direct(self, nbytes: int, items: int) -> None:
         """Uncount slices that are on the remote or dropped."""
         self.retained_bytes -= nbytes
         self.nbytes -= nbytes
         self.items -= items
-        if self.nbytes <= self.low_bytes:
-            self.paused = False
+        self._resume_if_low()
 
     def admit(self, event: DmlEvent) -> bool:
         """Return whether the event's dispatcher may go on now; if not, hold it for `release_held`."""
@@ -109,8 +126,7 @@ class Spool:
                 del self._segments[chunk.segment]
                 self.retained_bytes -= segment.nbytes
                 free.append(chunk.segment)
-        if self.nbytes <= self.low_bytes:
-            self.paused = False
+        self._resume_if_low()
         return free
 
     def release_held(self) -> Sequence[DmlEvent]:
