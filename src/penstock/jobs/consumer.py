@@ -98,8 +98,15 @@ class DataRetriever(Protocol):
         """The columns that identify a row: the primary key, or `_handle`."""
 
     @property
+    def on_spark(self) -> bool:
+        """Whether there is Spark: then use `dataframe` if the target can be written by executors.
+
+        With `engine: local` there is none, and `next` is the only way.
+        """
+
+    @property
     def large(self) -> bool:
-        """Whether there are so many changes that executors should process them: use `dataframe` then."""
+        """The same as `on_spark`; its name in earlier releases."""
 
     def next(self) -> Retrieved:
         """Return the next changes.

@@ -66,6 +66,11 @@ _REMOVED_KEYS = (
         "remove it: changefeeds of every size run on Spark; to use no Spark, write `engine: local` at the top"
         " of the settings file",
     ),
+    (
+        re.compile(r"jobs\.spark_rows"),
+        "remove it: jobs read ranges of every size on Spark; to use no Spark, write `engine: local` at the"
+        " top of the settings file",
+    ),
 )
 """Keys of earlier releases, and what to write instead."""
 _FEED_NAME = re.compile(r"(?!.{129})[A-Za-z0-9]+(-[A-Za-z0-9]+)*")

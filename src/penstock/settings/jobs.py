@@ -31,8 +31,6 @@ class JobsSettings(Frozen):
     """Most bytes of changes of one iteration."""
     span_s: float = Field(1800, gt=0)
     """Most seconds of changes that one iteration covers."""
-    spark_rows: int = Field(200_000, ge=0)
-    """Changes from which consumers work on Spark executors; this process handles fewer without Spark."""
     consumer_batches: int = Field(8, ge=1)
     """Batches by which a consumer may fall behind the others of its iteration before they wait for it."""
     consumer_patience_s: float = Field(1.0, ge=0)

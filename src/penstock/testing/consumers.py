@@ -70,6 +70,11 @@ class ListRetriever:
     given: int = 0
 
     @property
+    def on_spark(self) -> bool:
+        """Whether consumers are to use `dataframe`."""
+        return self.large
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The columns that identify a row."""
         return key_names(self.schema.table)

@@ -84,6 +84,7 @@ class World:
         self.items.insert([item(number) for number in range(200)])
         self.settings: dict[str, Any] = {
             "pd_addrs": [store.pd_addr],
+            "engine": "local",
             "secrets_dir": str(folder / "secrets"),
             "capture": {
                 "tables": ["shop.*"],
@@ -130,11 +131,10 @@ class World:
         }
 
     def with_spark(self) -> Path:
-        """Settings with which even small iterations are done by executors."""
+        """Settings with which executors do the work."""
         config = self.folder / "spark.yaml"
         spark = {"master": "local[2]", "driver_memory": "1g", "conf": SMALL}
-        jobs = {**self.settings["jobs"], "spark_rows": 1}
-        config.write_text(yaml.safe_dump({**self.settings, "jobs": jobs, "spark": spark}))
+        config.write_text(yaml.safe_dump({**self.settings, "engine": "spark", "spark": spark}))
         return config
 
 

@@ -104,11 +104,11 @@ def test_a_row_that_changes_in_many_parts_is_there_once_as_it_was_last(
         assert len(spark_frame._plan_parts(spark, scan, None, _wanted(scan)).parts) > 2
         with opened(spark, scan) as frame:
             check(world, frame, start, end)
-            assert "Exchange" in _plan(frame)
+            assert "hashpartitioning" in _plan(frame)
         snapshot = scan_of(world, 0, end)
         with opened(spark, snapshot) as frame:
             check(world, frame, 0, end)
-            assert "Exchange" not in _plan(frame)
+            assert "hashpartitioning" not in _plan(frame), "rows are shuffled"
 
 
 def _wanted(scan: TableScan) -> Any:

@@ -70,7 +70,7 @@ async def test_consumers_of_frames_and_of_batches_end_with_the_same_rows(
     batches: Rows = {}
     large: list[bool] = []
     consumers = {"a": framed(frames[0], large), "b": framed(frames[1], large), "c": batched(batches)}
-    async with job_world(tmp_path, jobs={"spark_rows": 1}) as world:
+    async with job_world(tmp_path) as world:
         await world.create("shop.items", COLUMNS)
         await world.insert("shop.items", *({"id": each, "name": "a", "size": each} for each in range(50)))
         shared = {"job_type": "default"}
@@ -101,7 +101,7 @@ async def test_what_executors_have_is_traced_as_well(spark: SparkSession, tmp_pa
     rows: Rows = {}
     find = {"a": framed(rows, [])}.__getitem__
     with TraceReceiver() as receiver:
-        async with job_world(tmp_path, jobs={"spark_rows": 1}) as world:
+        async with job_world(tmp_path) as world:
             traced = tracing.configure(
                 TracingSettings(endpoint=receiver.endpoint, sample=1.0),
                 cluster_id=world.async_client.cluster_id,

@@ -21,7 +21,7 @@ def _framed(rows: list[dict[str, Any]]) -> type[Consumer]:
 
 async def test_names_with_blanks_and_quotes_are_names(spark: SparkSession, tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
-    async with job_world(tmp_path, jobs={"spark_rows": 1}) as world:
+    async with job_world(tmp_path) as world:
         await world.create(
             "shop.items",
             [("item`id", "bigint"), ("price net", "int"), ("a`b", "int"), ("plain", "int")],
@@ -43,7 +43,7 @@ async def test_a_column_that_is_called_as_a_mark_of_frames_is_told(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     found: list[dict[str, Any]] = []
-    async with job_world(tmp_path, jobs={"spark_rows": 1}) as world:
+    async with job_world(tmp_path) as world:
         await world.create("shop.items", [("id", "bigint primary key"), ("_Deleted", "int"), ("size", "int")])
         await world.insert("shop.items", {"id": 7, "_Deleted": 1, "size": 2})
         await world.register("shop.items/all", consumer="j")

@@ -42,6 +42,10 @@ def test_values_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
             "changefeeds: {lake: {sink_uri: 'file:///x', spark_rows: 0}}",
             r"key 'changefeeds.lake.spark_rows' is of an earlier release; remove it: .* `engine: local`",
         ),
+        (
+            "jobs: {spark_rows: 1000}",
+            r"key 'jobs.spark_rows' is of an earlier release; remove it: .* `engine: local`",
+        ),
         ("store: {stores: many}", r"store.stores = 'many' is refused: .*integer"),
         ("tls: {ca_path: ca.pem, cert_path: c.pem}", r"cert_path and key_path belong together; set both"),
         ("- a\n- b", r"must be a mapping"),

@@ -105,11 +105,10 @@ def test_consumers_on_executors_share_one_frame_and_the_others_one_scan(bench: B
         return session
 
     def consume(job: JobContext, data: DataRetriever) -> None:
-        assert data.large
+        assert data.on_spark
         job.spark()
         data.dataframe()
 
-    bench.settings = {"spark_rows": 1}
     bench.options = {"frames": frames, "spark": enter}
     bench.consumers = {"a": consumer_of(consume), "b": consumer_of(consume), "copy": copy.consumer()}
     before = _scans("frame"), _scans("batches")
@@ -130,14 +129,15 @@ def test_consumers_on_executors_share_one_frame_and_the_others_one_scan(bench: B
     assert {bench.end(name).watermark for name in ("a", "b", "copy")} == {bench.world.ts}
 
 
-def test_few_changes_are_not_for_executors(bench: Bench) -> None:
-    seen: list[bool] = []
+@pytest.mark.parametrize("there_is_spark", [False, True])
+def test_the_engine_decides_about_executors_and_no_number_of_rows(bench: Bench, there_is_spark: bool) -> None:
+    seen: list[tuple[bool, bool]] = []
 
     def consume(_job: JobContext, data: DataRetriever) -> None:
-        seen.append(data.large)
+        seen.append((data.on_spark, data.large))
         all_rows(data)
 
-    bench.options = {"frames": _Frames()}
+    bench.options = {"frames": _Frames()} if there_is_spark else {}
     bench.consumers = {"copy": consumer_of(consume)}
     bench.run(job_row("j"))
-    assert seen == [False]
+    assert seen == [(there_is_spark, there_is_spark)]

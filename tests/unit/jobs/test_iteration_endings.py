@@ -7,8 +7,8 @@ import pytest
 from penstock.errors import Aborted, Corrupt, Denied, Fenced, Invalid, KeyExists, StaleRead, Unavailable
 from penstock.follow.source import TableGone
 from penstock.jobs.error_codes import CutOff, SchemaRefused, TargetDiffers, failure_of
+from penstock.jobs.iteration.caps import caps_of
 from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, Ready, reconcile
-from penstock.jobs.iteration.shared_scan import caps_of
 from penstock.jobs.job import ErrorCode, Job, JobState
 from penstock.jobs.log.transitions import start_iteration
 from penstock.jobs.scheduler.scheduler import retry_policy

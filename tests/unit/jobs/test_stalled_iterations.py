@@ -100,7 +100,6 @@ def test_work_on_executors_is_left_to_the_timeouts_of_spark(bench: Bench) -> Non
         data.dataframe()
         threading.Event().wait(STALL_S * 3)
 
-    bench.settings["spark_rows"] = 1
     bench.options |= {"frames": _Frames(), "spark": lambda _account: TaggedSession()}
     bench.consumers = {"copy": consumer_of(write)}
     assert bench.run(job_row("j")) == []

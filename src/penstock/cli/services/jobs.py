@@ -11,6 +11,7 @@ from penstock.follow.follower import ScanFollower
 from penstock.follow.source import ScanSource
 from penstock.jobs.iteration.consumer_run import AbandonedConsumers
 from penstock.jobs.iteration.iteration_run import IterationRunner
+from penstock.jobs.iteration.rounds import ReadRounds, SparkReadJobs, warm_up
 from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.jobs.log.job_log import RUNNER_LEASE, JobLog
 from penstock.jobs.log.log_feed import LogFeed
@@ -34,11 +35,13 @@ __all__ = ["serve"]
 def serve(settings: Settings) -> None:
     """Run jobs until SIGTERM or SIGINT, then cancel running iterations.
 
-    Prints one line of JSON once it is ready. Spark starts when the first iteration needs it, and never with
-    `engine: local`.
+    Prints one line of JSON once it is ready. Spark starts when this process runs jobs and there is one, and
+    runs a small job before any change needs it; never with `engine: local`.
     """
     shared = for_executors(settings)
-    session = SupervisedSession(shared, app_name="penstock-jobs")
+    session = SupervisedSession(shared, app_name="penstock-jobs", warm_up=warm_up)
+    if settings.engine == "spark":
+        session.check()
     try:
         with serve_metrics(settings.metrics_addr) as metrics:
             run_until_signalled(_run(shared, session, metrics), on_signal=session.interrupt)
@@ -55,13 +58,18 @@ async def _run(settings: Settings, session: SupervisedSession, metrics: dict[str
             settings, client, flight_tls=settings.capture.flight_client_tls
         ) as source:
             abandoned = AbandonedConsumers()
+            on_spark = settings.engine == "spark"
+            rounds = ReadRounds(SparkReadJobs(session.get)) if on_spark else None
             runner = JobRunner(
                 settings.jobs,
                 acquire=lambda: Lease.acquire(client, RUNNER_LEASE, owner, ttl_s=settings.jobs.lease_ttl_s),
                 log=log,
                 feed=LogFeed(log, settings),
                 source=source,
-                open_scheduler=lambda on_end: _scheduler(settings, log, source, session, abandoned, on_end),
+                open_scheduler=lambda on_end: _scheduler(
+                    settings, log, source, session, rounds, abandoned, on_end
+                ),
+                on_jobs=session.start if on_spark else None,
                 side_tasks=[
                     verify_on_schedule(log, source, settings),
                     seal_options(log),
@@ -72,7 +80,11 @@ async def _run(settings: Settings, session: SupervisedSession, metrics: dict[str
             _, jobs = await asyncio.to_thread(log.read_all)
             print_ready({"runner": owner, "jobs": sum(job.live for job in jobs)} | metrics)
             with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="jobs"):
-                await runner.run()
+                try:
+                    await runner.run()
+                finally:
+                    if rounds is not None:
+                        rounds.close()
 
 
 def _scheduler(
@@ -80,16 +92,17 @@ def _scheduler(
     log: JobLog,
     source: ScanSource,
     session: SupervisedSession,
+    rounds: ReadRounds | None,
     abandoned: AbandonedConsumers,
     on_end: OnEnd,
 ) -> Scheduler:
-    on_spark = settings.engine == "spark"
     executor = IterationRunner(
         log,
         source,
         settings,
-        frames=SparkFrames(session.get) if on_spark else None,
-        spark=session if on_spark else None,
+        frames=SparkFrames(session.get) if rounds is not None else None,
+        rounds=rounds,
+        spark=session if rounds is not None else None,
         usage=UsageMeter(log.client),
         abandoned=abandoned,
     )

@@ -164,7 +164,7 @@ class IndexConsumer(Consumer):
             storage=self.table.storage,
         )
         try:
-            if data.large:
+            if data.on_spark:
                 fragments = write_on_executors(data.dataframe(), task)
             else:
                 fragments = task.write(batch.inserts for batch in iter_batches(data))
@@ -199,7 +199,7 @@ class IndexConsumer(Consumer):
         self, data: DataRetriever, task: FragmentTask
     ) -> tuple[list[FragmentMetadata], pa.Table]:
         """Write the changed rows; return their fragments, and all keys that changed."""
-        if not data.large:
+        if not data.on_spark:
             net = read_net_changes(data, self._scratch())
             return task.write(net.upserts.to_batches()), net.changed_keys
         frame = data.dataframe()

@@ -415,9 +415,14 @@ class JobRetriever:
         return self._keys
 
     @property
+    def on_spark(self) -> bool:
+        """Whether there is Spark, so that `dataframe` works."""
+        return self._shared.on_spark
+
+    @property
     def large(self) -> bool:
-        """Whether there are enough changes for executors, and Spark is there."""
-        return self._shared.on_executors
+        """The same as `on_spark`."""
+        return self.on_spark
 
     @property
     def on_executors(self) -> bool:

@@ -27,6 +27,8 @@ from penstock.jobs.iteration.consumer_run import (
     IterationLog,
 )
 from penstock.jobs.iteration.iteration import Iteration, OutcomeKind, OutcomePolicy, RunOutcome
+from penstock.jobs.iteration.range_read import EarlyReads, RoundReader
+from penstock.jobs.iteration.rounds import ReadRounds
 from penstock.jobs.iteration.shared_scan import ScanConfig, SharedScan
 from penstock.jobs.iteration.spark_frame import Frames
 from penstock.jobs.job import Job, JobKey
@@ -52,6 +54,7 @@ class IterationServices:
     consumer_services: ConsumerServices
     usage: UsageMeter
     scratch: "Scratch"
+    read_ahead: EarlyReads | None = None
 
 
 class IterationRun:
@@ -94,10 +97,15 @@ class IterationRun:
         jobs = self._begin(self.iteration.jobs)
         if jobs:
             folder = self._services.scratch.folder / f"{self.iteration.id}-{self._clock.unique_id()[:8]}"
-            shared = SharedScan(self._services.scan_config, self.iteration, jobs, folder)
+            ahead = self._services.read_ahead
+            early = None if ahead is None else ahead.take(self.iteration.id)
+            shared = SharedScan(self._services.scan_config, self.iteration, jobs, folder, early)
             self._start(jobs, shared, folder)
             self._wait()
             self._finish(shared, folder)
+            if ahead is not None:
+                for job in jobs:
+                    ahead.note_taker(job.key, batches=shared.batches_taken)
         return self._again
 
     def _begin(self, jobs: Sequence[Job]) -> list[Job]:
@@ -256,8 +264,9 @@ def _log_outcome(job: Job, outcome: RunOutcome) -> None:
 class IterationRunner:
     """Makes runs of iterations. Open it before the first run.
 
-    `spark` returns the session, with the pool of an account set for the calling thread. A consumer that needs
-    neither it nor `frames` never causes a call. `grace_s` is how long a canceled consumer is waited for.
+    `rounds` reads batches on Spark, and `frames` DataFrames; without them this process reads. `spark` returns
+    the session, with the pool of an account set for the calling thread. `grace_s` is how long a canceled
+    consumer is waited for.
     """
 
     def __init__(
@@ -267,6 +276,7 @@ class IterationRunner:
         settings: Settings,
         *,
         frames: Frames | None = None,
+        rounds: ReadRounds | None = None,
         spark: "Callable[[str], SparkSession] | None" = None,
         find: Callable[[str], type[Consumer]] | None = None,
         usage: UsageMeter | None = None,
@@ -276,14 +286,16 @@ class IterationRunner:
     ) -> None:
         self.usage = usage or UsageMeter(clock=clock)
         self._clock = clock
+        reader = None if rounds is None else RoundReader(rounds)
         self._services = IterationServices(
             log=log,
-            scan_config=ScanConfig(source, settings.jobs, frames, clock),
+            scan_config=ScanConfig(source, settings.jobs, frames, reader, clock),
             consumer_services=ConsumerServices(
                 log, settings, find, spark, clock, abandoned or AbandonedConsumers(), grace_s
             ),
             usage=self.usage,
             scratch=Scratch(settings.jobs.data, clock=clock),
+            read_ahead=None if reader is None else EarlyReads(reader, source, settings.jobs),
         )
 
     def open(self) -> None:
@@ -293,6 +305,16 @@ class IterationRunner:
     def make_run(self, iteration: Iteration, *, last: bool, on_end: OnEnd) -> IterationRun:
         """Return a run of an iteration, which is not started yet; `last`: what fails is not retried."""
         return IterationRun(self._services, OutcomePolicy(iteration, last), on_end)
+
+    def read_ahead(self, iteration: Iteration) -> None:
+        """Begin to read for an iteration that waits for a worker, if that is of use. Does not block."""
+        if self._services.read_ahead is not None:
+            self._services.read_ahead.begin(iteration)
+
+    def drop_ahead(self, iteration_id: str) -> None:
+        """Give up what was read for an iteration that has left. Does not block."""
+        if self._services.read_ahead is not None:
+            self._services.read_ahead.drop(iteration_id)
 
     def announce(self, iterations: Sequence[Iteration]) -> dict[JobKey, Job] | None:
         """Write that iterations wait for a worker; return the rows of jobs that no other runner has taken.
@@ -326,6 +348,8 @@ class IterationRunner:
 
     def close(self) -> None:
         """Write the usage, and remove the scratch files."""
+        if self._services.read_ahead is not None:
+            self._services.read_ahead.close()
         self.usage.flush()
         self._services.scratch.close()
 

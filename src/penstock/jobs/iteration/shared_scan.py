@@ -1,61 +1,32 @@
 """The changes of an iteration, read once for all of its jobs, when the first of them asks.
 
-`caps_of` limits how much one iteration reads, so that a job that lags never becomes one endless transaction;
-it is pure.
+On Spark, rounds read them (`range_read`); with `engine: local` this process does.
 """
 
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from penstock import eventloop, metrics
-from penstock.changes.columns import choose_columns, key_names
-from penstock.changes.limits import ReadLimit
-from penstock.clock import SYSTEM, Clock, compose_ts, physical_ms
+from penstock.changes.columns import choose_columns
+from penstock.clock import SYSTEM, Clock
 from penstock.columnar.spill_queue import SpillQueue
-from penstock.durations import parse_duration
 from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
 from penstock.follow.source import ScanSource, TableGone, TableScan
 from penstock.jobs.error_codes import failure_of
+from penstock.jobs.iteration.caps import caps_of
 from penstock.jobs.iteration.fan_out import FanOut
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.ordering import BatchProjection, ConsumerBatch, iter_in_order, mark_last
+from penstock.jobs.iteration.range_read import EarlyRead, RangeRead, RoundReader, union_columns
 from penstock.jobs.iteration.spark_frame import Frames, SharedFrame
 from penstock.jobs.job import Job, JobKey
 from penstock.settings import JobsSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """The latest end of an iteration, and how many changes it reads until then."""
-
-    to_ts: int
-    limit: ReadLimit
-
-
-def caps_of(iteration: Iteration, settings: JobsSettings) -> Caps:
-    """Return the narrowest caps of the iteration's jobs, each from its spec or else from the settings.
-
-    A first sync is all rows at one timestamp: it is not divided.
-    """
-    if iteration.first:
-        return Caps(iteration.to_ts, ReadLimit())
-    details = [job.spec.detail for job in iteration.jobs]
-    spans = [settings.span_s if detail.span is None else parse_duration(detail.span) for detail in details]
-    span_ms = max(1, round(min(spans) * 1000))
-    return Caps(
-        to_ts=min(iteration.to_ts, compose_ts(physical_ms(iteration.from_ts) + span_ms)),
-        limit=ReadLimit(
-            rows=min(detail.rows_max or settings.rows_max for detail in details),
-            nbytes=min(detail.bytes_max or settings.bytes_max for detail in details),
-        ),
-    )
-
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +67,8 @@ class ScanConfig:
     source: ScanSource
     settings: JobsSettings
     frames: Frames | None = None
+    reader: RoundReader | None = None
+    """Reads batches on Spark; None: this process reads them."""
     clock: Clock = SYSTEM
 
 
@@ -103,11 +76,21 @@ class SharedScan:
     """One range for many jobs. Thread-safe; nothing is read before a consumer asks.
 
     An error of the source is raised to every job, and a table that was another account's to the jobs that
-    may not read it; `is_source_error` tells these from an error of one job.
+    may not read it; `is_source_error` tells these from an error of one job. `early` is what was read of the
+    range before.
     """
 
-    def __init__(self, config: ScanConfig, iteration: Iteration, jobs: Iterable[Job], scratch: Path) -> None:
+    def __init__(
+        self,
+        config: ScanConfig,
+        iteration: Iteration,
+        jobs: Iterable[Job],
+        scratch: Path,
+        early: EarlyRead | None = None,
+    ) -> None:
         self._config = config
+        self._early = early
+        self._range_read: RangeRead | None = None if early is None else early.read
         self._iteration = iteration
         self._jobs = tuple(jobs)
         self._scratch = scratch
@@ -164,9 +147,14 @@ class SharedScan:
         return self._frame.get()
 
     @property
-    def on_executors(self) -> bool:
-        """Whether there are enough changes for executors, and Spark is there."""
-        return self._config.frames is not None and self._scan.get().rows >= self._config.settings.spark_rows
+    def on_spark(self) -> bool:
+        """Whether there is Spark."""
+        return self._config.frames is not None
+
+    @property
+    def batches_taken(self) -> bool:
+        """Whether a job has asked for batches."""
+        return self._reader is not None
 
     def leave(self, key: JobKey, reason: Exception | None = None) -> None:
         """Give a job no more batches; its next call raises `reason`, by default that it was canceled."""
@@ -181,6 +169,8 @@ class SharedScan:
         for job in self._jobs:
             self._fanout.close(job.key)
         self._finished = True
+        if self._range_read is not None:
+            self._range_read.close()
         if self._frame.made is not None:
             try:
                 self._frame.made.release()
@@ -192,6 +182,8 @@ class SharedScan:
         return not self._reader.is_alive()
 
     def _find_scan(self) -> TableScan:
+        if self._early is not None:
+            return self._early.scan
         iteration, source = self._iteration, self._config.source
         caps = caps_of(iteration, self._config.settings)
         try:
@@ -213,14 +205,7 @@ class SharedScan:
         return progress.readable_ts
 
     def _columns(self) -> list[str] | None:
-        """Return the columns that any of the jobs selects, beside the key's; None: all."""
-        table = self._scan.get().schema.table
-        selections = [job.spec.detail.consumer.columns for job in self._jobs]
-        if any(selection is None for selection in selections):
-            return None
-        names = {name for selection in selections for name in selection or ()}
-        keys = key_names(table)
-        return [name for name in choose_columns(table, names).names if name not in keys]
+        return union_columns(self._scan.get(), self._jobs)
 
     def _open_frame(self) -> SharedFrame:
         if self._config.frames is None:
@@ -240,24 +225,47 @@ class SharedScan:
             self._failure = error
             self._fanout.fail(error)
         finally:
-            self.read_seconds = self._config.clock.monotonic() - began
+            self._count_seconds(self._config.clock.monotonic() - began)
+
+    def _count_seconds(self, seconds: float) -> None:
+        """Count the time of the tasks that have read; without Spark that of the reader."""
+        self.read_seconds = seconds if self._range_read is None else self._range_read.seconds
 
     def _give_batches(self) -> None:
         scan, columns = self._scan.get(), self._columns()
         projection = BatchProjection(scan.schema, choose_columns(scan.schema.table, columns).names)
         metrics.JOBS_SCANS_TOTAL.labels("batches").inc()
+        rows_read = metrics.ROWS_TOTAL.labels("read", "local" if self._config.reader is None else "spark")
+        with closing(self._open_batches(scan, columns, projection)) as ordered:
+            for batch in mark_last(ordered, projection.nothing):
+                rows_read.inc(batch.rows)
+                if not self._fanout.give(batch):
+                    return
+        self._fanout.end()
+
+    def _open_batches(
+        self, scan: TableScan, columns: list[str] | None, projection: BatchProjection
+    ) -> Generator[ConsumerBatch, None, None]:
+        reader = self._config.reader
+        if reader is None:
+            yield from self._read_here(scan, columns, projection)
+            return
+        if self._range_read is None:
+            self._range_read = reader.begin(scan, columns, self._iteration.account)
+        if self._finished:  # everybody has left while the range was planned
+            self._range_read.close()
+        yield from self._range_read.batches()
+
+    def _read_here(
+        self, scan: TableScan, columns: list[str] | None, projection: BatchProjection
+    ) -> Iterator[ConsumerBatch]:
         scratch = self._scratch / "reader"
         try:
             with (
                 self._config.source.open(scan, columns) as handle,
                 closing(iter_in_order(handle, projection, scratch)) as ordered,
             ):
-                rows_read = metrics.ROWS_TOTAL.labels("read", "local")
-                for batch in mark_last(ordered, projection.nothing):
-                    rows_read.inc(batch.rows)
-                    if not self._fanout.give(batch):
-                        return
-            self._fanout.end()
+                yield from ordered
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 

@@ -6,6 +6,7 @@ one shuffle by key, and then the last of those changes is chosen; all rows of a 
 so it needs no shuffle. The frame is persisted: what one consumer computes is there for all.
 """
 
+import pickle
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -179,35 +180,60 @@ def _open_frame(
 ) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    from penstock.changes.columns import key_names
+    from penstock.spark.parallelism import default_parallelism
 
     keys = key_names(frame_columns.schema.table)
     if not plan.parts:
         return spark.createDataFrame(pa.Table.from_batches([], net_schema(frame_columns.columns)), declared)
-    shipped, distinct = plan.parts, plan.distinct
+    # Work travels as rows, and the functions are always the same: so are the plans of a table's frames.
+    packed = [pickle.dumps(_FrameWork(part, frame_columns, declared, plan.distinct)) for part in plan.parts]
+    numbered = {"work": pa.array(packed, pa.binary()), "task": pa.array(range(len(packed)), pa.int32())}
+    work = spark.createDataFrame(pa.table(numbered))
+    if len(packed) > default_parallelism(spark):  # Spark would put several into one task
+        work = work.repartitionById(len(packed), F.col("task"))
+    frame = work.select("work").mapInArrow(_read_parts, declared)
+    if plan.distinct or len(packed) == 1:
+        return frame
+    by_key = frame.repartition(len(packed), *(F.col(quote_name(name)) for name in keys))
+    return map_in_arrow(by_key, _LastRows(keys, declared), declared)
 
-    def read(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        from penstock.spark.arrow_types import as_declared
 
-        begin_task()
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                with hide_worker_traceback():
-                    yield from as_declared(
-                        _read_part(shipped[number], frame_columns, distinct=distinct), declared
-                    )
+@dataclass(frozen=True)
+class _FrameWork:
+    """A part of a frame, as an executor gets it."""
 
-    def last(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    part: "ChangesPartition"
+    columns: _FrameColumns
+    declared: "StructType"
+    distinct: bool
+
+
+def _read_parts(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    """Yield the net changes of the parts that rows name."""
+    from penstock.spark.arrow_types import as_declared
+
+    begin_task()
+    for batch in batches:
+        for packed in batch.column(0):
+            with hide_worker_traceback():
+                # Pickled by our own driver, for our own executors.
+                work: _FrameWork = pickle.loads(packed.as_buffer())  # noqa: S301 - see above
+                rows = _read_part(work.part, work.columns, distinct=work.distinct)
+                yield from as_declared(rows, work.declared)
+
+
+@dataclass(frozen=True)
+class _LastRows:
+    """Chooses the last change of each key, out of those of several parts."""
+
+    keys: tuple[str, ...]
+    declared: "StructType"
+
+    def __call__(self, batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         from penstock.spark.arrow_types import as_declared
 
         with hide_worker_traceback(), _scratch() as folder:
-            yield from as_declared(last_rows(batches, keys, folder), declared)
-
-    frame = spark.range(0, len(shipped), 1, len(shipped)).mapInArrow(read, declared)
-    if distinct or len(shipped) == 1:
-        return frame
-    by_key = frame.repartition(len(shipped), *(F.col(quote_name(name)) for name in keys))
-    return map_in_arrow(by_key, last, declared)
+            yield from as_declared(last_rows(batches, self.keys, folder), self.declared)
 
 
 def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[int, tuple[tuple[int, int], ...]]:

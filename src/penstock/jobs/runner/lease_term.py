@@ -67,6 +67,7 @@ class LeaseTerm:
         open_scheduler: OpenScheduler,
         *,
         side_tasks: Iterable[SideTask] = (),
+        on_jobs: Callable[[], None] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         backoff = retry_policy(settings)
@@ -94,6 +95,7 @@ class LeaseTerm:
         )
         self._gauges = BoardGauges(self.board)
         self._side_tasks = tuple(side_tasks)
+        self._on_jobs = on_jobs
         self._next_full = self._next_fast = clock.monotonic()
         self._retry_at: float | None = None
 
@@ -195,6 +197,9 @@ class LeaseTerm:
         for key in self.board.take_canceled():
             self._scheduler.cancel(key)
         await self._try_duty("settle", self._log.settle)
+        if self._on_jobs is not None and self.board.tables:
+            self._on_jobs()
+            self._on_jobs = None
         full = now >= self._next_full
         tables = self._choose_tables(now, full=full)
         first = await self._watch.check_tables(tables) if tables else False

@@ -1,7 +1,7 @@
 """The process that runs jobs: wait for the lease, run jobs while it is held, then start again."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
@@ -52,9 +52,13 @@ class JobRunner:
         source: ScanSource,
         open_scheduler: OpenScheduler,
         side_tasks: Iterable[SideTask] = (),
+        on_jobs: Callable[[], None] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """Make a runner; `side_tasks` run beside the iterations while the lease is held."""
+        """Make a runner; `side_tasks` run beside the iterations while the lease is held.
+
+        `on_jobs` is called when this process begins to run jobs and there is one; maybe more than once.
+        """
         self._settings = settings
         self._acquire = acquire
         self._log = log
@@ -62,6 +66,7 @@ class JobRunner:
         self._source = source
         self._open_scheduler = open_scheduler
         self._side_tasks = tuple(side_tasks)
+        self._on_jobs = on_jobs
         self._clock = clock
         self._last_reason = ""
 
@@ -97,6 +102,7 @@ class JobRunner:
                 self._source,
                 self._open_scheduler,
                 side_tasks=self._side_tasks,
+                on_jobs=self._on_jobs,
                 clock=self._clock,
             ).run()
         except WornOut:

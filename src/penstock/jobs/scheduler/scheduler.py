@@ -120,6 +120,7 @@ class Scheduler:
             if waiting is None:
                 return False
             self._jobs |= {job.key: waiting for job in iteration.jobs}
+            self._runner.read_ahead(iteration)  # before a worker can take it
             self._ready.notify()
             if len(self._queue) == 1:
                 self._duties.notify()  # with an empty queue the clerk does not check for long waits
@@ -231,6 +232,7 @@ class Scheduler:
             if found is None or found.number != number:
                 return
             del self._jobs[key]
+        self._runner.drop_ahead(found.iteration.id)
         try:
             self._on_end(found.iteration.id, key, row)
         except Exception:  # noqa: BLE001 - whatever it was, the job has left
