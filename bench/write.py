@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +125,21 @@ def writes(client: Client, seconds: float) -> dict[str, float]:
     for count in BATCHES:
         shape = [pa.Table.from_pylist(rows_from(0, count))]
 
-        def columns(shape: list[pa.Table] = shape, count: int = count) -> pa.Table:
+        def insert_columns(target: Table, shape: list[pa.Table] = shape, count: int = count) -> int:
             first = next(ids) * 100_000
             numbers = pa.array(range(first, first + count), pa.int64())
-            return shape[0].set_column(0, "id", numbers)
+            return len(target.insert(shape[0].set_column(0, "id", numbers)))
+
+        def insert_dicts(count: int = count) -> int:
+            return len(plain.insert(rows_from(next(ids) * 100_000, count)))
 
         for name, target in (("plain", plain), ("indexed", indexed)):
             results[f"insert {name} {count} arrow"] = rate(
                 f"insert {name} {count} arrow",
-                lambda target=target, columns=columns: len(target.insert(columns())),
+                partial(insert_columns, target),
                 seconds,
             )
-        results[f"insert plain {count} dicts"] = rate(
-            f"insert plain {count} dicts",
-            lambda count=count: len(plain.insert(rows_from(next(ids) * 100_000, count))),
-            seconds,
-        )
+        results[f"insert plain {count} dicts"] = rate(f"insert plain {count} dicts", insert_dicts, seconds)
     results["insert one"] = rate(
         "insert one", lambda: len(plain.insert(rows_from(next(ids) * 100_000, 1))), seconds
     )
