@@ -13,12 +13,14 @@ from penstock.tables.columns import SchemaState
 from penstock.tables.indexes import IndexEntry
 from penstock.tables.keys import record_key
 from penstock.tables.online import WriteForm, check_writable
-from penstock.tables.records import Record, check_datum, value_of
+from penstock.tables.records import Record, check_datum, default_value, handle_of, value_of
 from penstock.tables.row_reader import RowReader, RowRef
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexInfo
 from penstock.tables.schema_snapshot import TablePlace
+from penstock.tables.values import from_datum
 
 Row = Mapping[str, Any]
+_FEW_ROWS = 32  # up to so many rows, encoding each costs less than setting up the columns
 RowsIn: TypeAlias = "Sequence[Row] | pa.Table | pa.RecordBatch"
 
 
@@ -52,7 +54,40 @@ class RowWriter(RowReader):
 
     def insert(self, rows: RowsIn) -> list[Any]:
         """Add rows and return their primary keys. The commit checks that the keys are new."""
-        return self._insert_batch(self._encode(rows))
+        if isinstance(rows, pa.Table | pa.RecordBatch) or len(rows) > _FEW_ROWS:
+            return self._insert_batch(self._encode(rows))
+        columns = columns_of_rows(self.table, rows, start_ts=self._txn.start_ts)
+        self._fill_numbers(columns, len(rows))
+        return self._insert_records([self._record(columns, place) for place in range(len(rows))])
+
+    def _record(self, columns: RowColumns, place: int) -> Record:
+        start_ts = self._txn.start_ts
+        return {
+            column.id: check_datum(
+                column,
+                columns[column.id][place] if column.id in columns else default_value(column, start_ts),
+            )
+            for column in self.table.stored_columns
+        }
+
+    def _insert_records(self, records: Sequence[Record]) -> list[Any]:
+        """Add rows one by one. The bytes are those of a batch."""
+        is_numbered = self.table.handle_kind is HandleKind.ROWID
+        numbers = iter(self._row_ids.take(*self._counter, len(records) if is_numbered else 0))
+        pairs: list[tuple[bytes, bytes]] = []
+        entries: list[IndexEntry | None] = []
+        primary_keys: list[Any] = []
+        for record in records:
+            whole = self._form.complete(record)
+            handle = next(numbers) if is_numbered else handle_of(self.table, record)
+            ref = RowRef(self.home(record), handle)
+            pairs.append((record_key(*ref), value_of(self.table, whole, self._form.columns)))
+            entries += [self._entry(index, whole, ref) for index in self._form.added]
+            key = tuple(from_datum(column.type, record[column.id]) for column in self.table.primary_key)
+            primary_keys.append(key[0] if len(key) == 1 else key or handle)
+        self._txn.insert_many([key for key, _ in pairs], [value for _, value in pairs])
+        self._add_entries(entries)
+        return primary_keys
 
     def _encode(self, rows: RowsIn) -> RowBatch:
         if isinstance(rows, pa.Table | pa.RecordBatch):
