@@ -64,8 +64,8 @@ class Consumer:
         table = self._world.db.table(ddl.name, at_ts=ddl.version)
         found: list[Row] = table.to_arrow(at_ts=ddl.version).to_pylist()
         columns = self._world.db.table_info(ddl.name, at_ts=ddl.version).stored_columns
-        zeros = {column.name for column in columns if column.type.not_null and column.type.tp in PACKED_TIMES}
-        return [keep_dates(row, rows, zeros) for row in found]
+        dates = {column.name: column.type.not_null for column in columns if column.type.tp in PACKED_TIMES}
+        return [keep_dates(row, rows, dates) for row in found]
 
     def _rewrites(self, ddl: Ddl) -> bool:
         if not ddl.query:
@@ -106,16 +106,18 @@ class Consumer:
         return compare_text(table, columns, texts, all_dates=True)
 
 
-def keep_dates(row: Row, rows: list[Row], zeros: set[str]) -> Row:
+def keep_dates(row: Row, rows: list[Row], dates: dict[str, bool]) -> Row:
     """Return a row of the cluster with dates that no calendar has, which Arrow does not show.
 
-    Added columns that are NOT NULL have the zero date then: they are left out, for the replica to fill in.
+    They are those of the most similar row before. Added columns that are NOT NULL have the zero date then:
+    they are left out, for the replica to fill in. `dates` has the columns of dates, and which are NOT NULL.
     """
-    first = next(iter(row))
-    (before,) = [old for old in rows if old.get(first) == row[first]][:1] or [row]
-    odd = {name: value for name, value in before.items() if isinstance(value, str) and value[:4].isdigit()}
-    kept = row | {name: value for name, value in odd.items() if name in row and row[name] is None}
-    return {name: value for name, value in kept.items() if value is not None or name not in zeros}
+    unseen = {name for name in dates if row[name] is None}
+    if not unseen:
+        return row
+    before = max(rows, key=lambda old: sum(old.get(name) == row[name] for name in row), default=row)
+    kept = row | {name: before[name] for name in unseen if isinstance(before.get(name), str)}
+    return {name: value for name, value in kept.items() if value is not None or not dates.get(name)}
 
 
 @contextmanager

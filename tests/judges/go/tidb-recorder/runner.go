@@ -43,6 +43,8 @@ type runner struct {
 	session sessions.Session // runs the script
 	steps   *bufio.Reader    // a line for each CHECKPOINT that may be left; nil for all of them
 	looks   sessions.Session // reads the points, so that a point inside a transaction is what others see
+	other   sessions.Session // runs what stands beside the next statement
+	beside  []string
 }
 
 func (r *runner) run(instructions []instruction) error {
@@ -55,6 +57,10 @@ func (r *runner) run(instructions []instruction) error {
 		return err
 	}
 	defer r.looks.Close()
+	if r.other, err = session.CreateSession(r.store); err != nil {
+		return err
+	}
+	defer r.other.Close()
 	for _, setting := range []string{"SET time_zone = '+00:00'", "SET tidb_enable_1pc = OFF", "SET tidb_enable_async_commit = OFF"} {
 		if _, err := r.query(r.looks, setting); err != nil {
 			return err
@@ -74,7 +80,9 @@ func (r *runner) run(instructions []instruction) error {
 			continue
 		}
 		done := statement{Number: number + 1, SQL: instruction.text}
-		if err := r.execute(instruction); err != nil {
+		if instruction.beside {
+			r.beside = append(r.beside, instruction.statement)
+		} else if err := r.executeBesides(instruction); err != nil {
 			done.Error = err.Error()
 		}
 		r.output.add("statement", done)
@@ -83,6 +91,32 @@ func (r *runner) run(instructions []instruction) error {
 		return err
 	}
 	return r.jobs()
+}
+
+// executeBesides runs a statement while the other session runs in turn what stands beside it. A statement that
+// fails there has met a schema that changed or a row that is there already: the next one goes on.
+func (r *runner) executeBesides(instruction instruction) error {
+	statements := r.beside
+	r.beside = nil
+	if len(statements) == 0 {
+		return r.execute(instruction)
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = r.query(r.other, strings.ReplaceAll(statements[i%len(statements)], "%d", fmt.Sprint(i)))
+			}
+		}
+	}()
+	err := r.execute(instruction)
+	close(stop)
+	<-stopped
+	return err
 }
 
 func (r *runner) execute(instruction instruction) error {

@@ -6,12 +6,14 @@ import (
 	"strings"
 )
 
-// instruction is a statement, `CHECKPOINT name`, or `BULK n statement`: the statement n times in one transaction, with
-// %d for its number.
+// instruction is a statement, `CHECKPOINT name`, `BULK n statement`: the statement n times in one transaction, with
+// %d for its number, or `BESIDE statement`: another session runs it, with those before it in turn, while the next
+// statement runs, with %d for the number of its run.
 type instruction struct {
 	text       string
 	checkpoint string
 	bulk       int
+	beside     bool
 	statement  string
 }
 
@@ -33,6 +35,8 @@ func parseScript(text string) ([]instruction, error) {
 				return nil, fmt.Errorf("BULK needs a number and a statement: %s", statement)
 			}
 			parsed.bulk, parsed.statement = times, words[2]
+		case "BESIDE":
+			parsed.beside, parsed.statement = true, strings.TrimSpace(statement[len(words[0]):])
 		}
 		instructions = append(instructions, parsed)
 	}
