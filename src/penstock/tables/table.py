@@ -49,14 +49,14 @@ Row = Mapping[str, Any]
 
 
 class ArrowRows(Protocol):
-    """Rows that give themselves as Arrow columns: tables of Arrow, frames of pandas and polars."""
+    """Rows that give themselves as Arrow columns: tables of Arrow, frames of pandas."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the rows as a stream of Arrow's C interface."""
 
 
 RowsIn: TypeAlias = "Iterable[Row] | ArrowRows"
-"""Rows to write: mappings of column names to values, or columns of Arrow, pandas or polars."""
+"""Rows to write: mappings of column names to values, or columns of Arrow or pandas."""
 
 
 BATCH_ROWS = 8_192
