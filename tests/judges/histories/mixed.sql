@@ -154,3 +154,6 @@ INSERT INTO g1.sh VALUES ('back', 'b');
 CREATE TABLE g1.tt (id INT PRIMARY KEY, other INT);
 INSERT INTO g1.tt VALUES (1,2);
 CHECKPOINT objects;
+UPDATE g1.dk SET v = 'end' WHERE a = 0;
+UPDATE g1.ks SET k = 'end' WHERE id = 3;
+DELETE FROM g1.pr WHERE id = 10;

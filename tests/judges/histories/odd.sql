@@ -136,3 +136,6 @@ UPDATE f1.wide SET v = 'big' WHERE id > 4990;
 ALTER TABLE f1.wide PARTITION BY HASH (id) PARTITIONS 4;
 UPDATE f1.wide SET id = id + 1000000 WHERE id < 0;
 CHECKPOINT writes;
+UPDATE f1.origin SET z = z + 1 WHERE id > 2;
+DELETE FROM f1.gens WHERE id = 9;
+UPDATE f1.wide SET id = id + 1 WHERE id BETWEEN 200 AND 205 ORDER BY id DESC;
