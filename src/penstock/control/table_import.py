@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,8 @@ def _csv(info: TableInfo | None, file: Path, start: int, rows: int) -> Iterator[
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    with csv.open_csv(file, convert_options=convert) as reader:
+    parse = csv.ParseOptions(newlines_in_values=True)  # else a block may end inside quotes
+    with csv.open_csv(file, parse_options=parse, convert_options=convert) as reader:
         yield from _regroup(reader, start, rows)
 
 
@@ -212,13 +214,34 @@ def _regroup(batches: Any, start: int, rows: int) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def _json_lines(_: TableInfo | None, file: Path, start: int, rows: int) -> Iterator[list[dict[str, Any]]]:
+def _json_lines(info: TableInfo | None, file: Path, start: int, rows: int) -> Iterator[list[dict[str, Any]]]:
+    columns = () if info is None else info.stored_columns
+    exact = {column.name for column in columns if column.type.tp is Tp.NEW_DECIMAL}
+    # A float has 17 digits, a DECIMAL column up to 65.
+    parse = json.JSONDecoder(parse_float=Decimal if exact else None).decode
     with file.open(encoding="utf-8") as lines:
-        parsed = islice((json.loads(line) for line in lines if line.strip()), start, None)
+        parsed = islice((parse(line) for line in lines if line.strip()), start, None)
         while batch := list(islice(parsed, rows)):
             if not all(isinstance(row, dict) for row in batch):
                 raise Invalid(f"{file} has a line that is no JSON object; write an object in each line")
+            if exact:
+                batch = [
+                    {name: value if name in exact else _as_floats(value) for name, value in row.items()}
+                    for row in batch
+                ]
             yield batch
+
+
+def _as_floats(value: Any) -> Any:
+    """Return a JSON value with floats in place of decimals, also inside lists and objects."""
+    match value:
+        case Decimal():
+            return float(value)
+        case list():
+            return [_as_floats(item) for item in value]
+        case dict():
+            return {name: _as_floats(item) for name, item in value.items()}
+    return value
 
 
 def _create(catalog: Catalog, table: str, file: Path, kind: str, options: ImportOptions) -> None:
@@ -226,7 +249,7 @@ def _create(catalog: Catalog, table: str, file: Path, kind: str, options: Import
     sample = next(_batches(None, file, kind, 0, _SAMPLE_ROWS), None)
     if sample is None:
         raise Invalid(f"{file} has no rows, so {table} cannot be created from it; create the table first")
-    rows = sample if isinstance(sample, pa.Table) else pa.Table.from_pylist(sample)
+    rows = sample if isinstance(sample, pa.Table) else _infer_columns(file, sample, options.types)
     unknown = [name for name in (*options.types, *options.primary_key) if name not in rows.schema.names]
     if unknown:
         raise Invalid(f"{file} has no column {unknown[0]}; it has {', '.join(rows.schema.names)}")
@@ -237,6 +260,22 @@ def _create(catalog: Catalog, table: str, file: Path, kind: str, options: Import
     ]
     catalog.create_database(table.partition(".")[0], if_not_exists=True)
     catalog.create_table(table, columns, primary_key=options.primary_key)
+
+
+def _infer_columns(file: Path, rows: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> pa.Table:
+    """Return rows as a table with the columns of all of them, in the order in which they first appear.
+
+    Columns whose type is given are without values.
+    """
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns[name] = pa.array([None if name in given else row.get(name) for row in rows])
+        except pa.ArrowException as error:
+            raise Invalid(
+                f"column {name} of {file} has values of several types; give its type with --type"
+            ) from error
+    return pa.table(columns)
 
 
 def _definition(column: pa.Field, *, is_key: bool) -> str:

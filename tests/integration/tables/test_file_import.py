@@ -133,6 +133,48 @@ def test_files_that_cannot_be_imported_are_named(
         import_files(client, db, "shop.t", [file], ImportOptions())
 
 
+def test_quoted_lines_of_a_csv_file_are_one_value_whatever_its_size(
+    client: Client, db: Catalog, tmp_path: Path
+) -> None:
+    rows = [{"id": n, "note": f'line one of {n}\nline two, and a "word"\n'} for n in range(40_000)]
+    file = write(tmp_path, "csv", rows)
+    assert file.stat().st_size > 1 << 20  # more than a block
+    report = import_files(client, db, "shop.notes", [file], ImportOptions(primary_key=["id"]))
+    assert report.rows == len(rows)
+    last = db.table("shop.notes").get(39_999)
+    assert last is not None
+    assert last["note"] == rows[-1]["note"]
+
+
+def test_a_table_of_json_lines_has_the_columns_of_all_lines(
+    client: Client, db: Catalog, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"id": 1}\n{"name": "b", "id": 2}\n{"id": 3, "deep": {"rate": 0.1}}\n')
+    import_files(client, db, "shop.made", [file], ImportOptions(primary_key=["id"]))
+    assert [column.name for column in db.table_info("shop.made").columns] == ["id", "name", "deep"]
+    found = db.table("shop.made").to_arrow().to_pylist()
+    assert [(row["id"], row["name"]) for row in found] == [(1, None), (2, "b"), (3, None)]
+    file.write_text('{"id": 1, "name": "a"}\n{"id": 2, "name": 5}\n')
+    with pytest.raises(Invalid, match=r"column name of .* has values of several types; give its type"):
+        import_files(client, db, "shop.mixed", [file], ImportOptions())
+    file.write_text('{"id": 1, "name": "a"}\n{"id": 2, "name": "5"}\n{"id": 3, "name": null}\n')
+    assert import_files(client, db, "shop.mixed", [file], ImportOptions(types={"name": "text"})).rows == 3
+
+
+def test_decimals_of_json_lines_keep_every_digit(client: Client, db: Catalog, tmp_path: Path) -> None:
+    db.create_table(
+        "shop.t", [("id", "bigint"), ("total", "decimal(40,20)"), ("rate", "double"), ("doc", "json")]
+    )
+    digits = "12345678901234567890.12345678901234567891"
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"id": 1, "total": {digits}, "rate": 0.1, "doc": {{"a": [0.5, 1]}}}}\n')
+    import_files(client, db, "shop.t", [file], ImportOptions())
+    [row] = db.table("shop.t").to_arrow().to_pylist()
+    assert (row["total"], row["rate"]) == (digits, 0.1)
+    assert json.loads(row["doc"]) == {"a": [0.5, 1]}
+
+
 def test_the_command_survives_a_kill(store: WarmStore, client: Client, db: Catalog, tmp_path: Path) -> None:
     db.create_table("shop.t", [("id", "bigint"), ("name", "varchar(40)")])
     file = write(tmp_path, "parquet", [{"id": n, "name": f"name {n}"} for n in range(20_000)])
