@@ -33,6 +33,7 @@ from penstock.tables import Catalog
 from penstock.testing.consumers import job_context
 from support.campaign import length
 from support.jobworld import JobWorld, job_world
+from support.spark import QUICK_SPARK
 from support.webhookreceiver import WebhookReceiver
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
@@ -329,6 +330,7 @@ def test_penstock_up_restarts_a_worn_out_runner_although_its_consumers_do_not_en
         "capture": {"flight_addr": "127.0.0.1:0", "flush_interval_s": 0.5},
         "jobs": {"stall_s": 0.5, "abandoned_max": 1, "allowed_code": ["deafness"]},
         "up": {"changefeeds": False, "api": False},
+        "spark": QUICK_SPARK,
     }
     with run_deployment(move_folders(parse(tree), tmp_path / "up"), log_level="WARNING") as supervisor:
 

@@ -24,7 +24,7 @@ from support.command import ServiceProcess, penstock
 from support.judges import StorageConsumer, TidbScript
 from support.mariadb import MariaDb
 from support.sameness import differences
-from support.spark import SMALL
+from support.spark import QUICK_SPARK
 from support.warmstart import shared_start
 from support.warmstore import WarmStore
 
@@ -95,7 +95,7 @@ class JudgeWorld:
                 "flight_addr": "127.0.0.1:0",
                 "tables": self._patterns,
             },
-            "spark": {"master": "local[2]", "driver_memory": "1g", "conf": SMALL},
+            "spark": QUICK_SPARK,
             "changefeeds": {
                 protocol: {
                     "sink_uri": f"file://{self._directory(protocol)}?{parameters}&flush-interval=1s",

@@ -30,6 +30,7 @@ from support.jobrunners import JobRunners
 from support.jobtargets import LanceTarget, Row, Target, differences
 from support.postgres import PostgresServer
 from support.shopworkload import ADDED, ADDED_DEFAULT, KEYS, WORDS, ShopWorkload
+from support.spark import QUICK_SPARK
 from support.warmstore import WarmStore
 from support.webhooktargets import Receiver
 
@@ -187,6 +188,7 @@ def _settings(folder: Path, pd_addr: str) -> dict[str, Any]:
             "lease_ttl_s": 1.5,
             "watermark_interval_s": 1,
         },
+        "spark": QUICK_SPARK,
     }
 
 

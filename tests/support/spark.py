@@ -24,6 +24,8 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.stopTimeout": "30s",
 }
+QUICK_SPARK: dict[str, Any] = {"master": "local[2]", "driver_memory": "1g", "conf": SMALL}
+"""The section `spark` of settings files for processes that live for a test."""
 HAS_ADMISSION = find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark tells a stream how much a batch may have: from 4.2 on."""
 POOLS = {"billing": PoolSettings(weight=3, min_share=1)}

@@ -21,7 +21,7 @@ from penstock.tables import Catalog
 from penstock.testing.directory import Replica
 from support.capture import CaptureProcess
 from support.command import penstock
-from support.spark import SMALL
+from support.spark import QUICK_SPARK
 from support.tablesat import TablesAt, tables_with_rows
 from support.warmstore import WarmStore
 
@@ -97,7 +97,7 @@ class World:
                 "storage": f"file://{self.folder}/events",
                 "flight_addr": "127.0.0.1:0",
             },
-            "spark": {"master": "local[2]", "driver_memory": "1g", "conf": SMALL},
+            "spark": QUICK_SPARK,
         }
 
     def change(self) -> None:

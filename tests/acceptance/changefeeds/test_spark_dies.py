@@ -20,7 +20,7 @@ from penstock.settings import parse
 from penstock.tables import Catalog
 from penstock.testing.directory import Replica
 from support.command import ServiceProcess, penstock
-from support.spark import SMALL
+from support.spark import QUICK_SPARK
 from support.sparkcluster import java_of
 
 pytestmark = pytest.mark.timeout(1200)
@@ -59,7 +59,7 @@ class World:
                 }
             },
             "up": {"jobs": False, "api": False, "data": str(folder / "up")},
-            "spark": {"master": "local[2]", "driver_memory": "1g", "conf": SMALL},
+            "spark": QUICK_SPARK,
         }
         self.config.write_text(yaml.safe_dump(tree))
         self.options = sink_options(parse(tree).changefeeds["copy"])

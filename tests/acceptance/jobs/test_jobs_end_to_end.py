@@ -16,7 +16,7 @@ from penstock.tables import Catalog
 from support.capture import CaptureProcess
 from support.command import ServiceProcess
 from support.postgres import PostgresServer
-from support.spark import SMALL
+from support.spark import QUICK_SPARK
 from support.warmstore import WarmStore
 
 pytestmark = pytest.mark.timeout(600)
@@ -133,8 +133,7 @@ class World:
     def with_spark(self) -> Path:
         """Settings with which executors do the work."""
         config = self.folder / "spark.yaml"
-        spark = {"master": "local[2]", "driver_memory": "1g", "conf": SMALL}
-        config.write_text(yaml.safe_dump({**self.settings, "engine": "spark", "spark": spark}))
+        config.write_text(yaml.safe_dump({**self.settings, "engine": "spark", "spark": QUICK_SPARK}))
         return config
 
 

@@ -13,6 +13,7 @@ from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings
 from support.jobdoubles import until
+from support.spark import QUICK_SPARK
 from support.tracereceiver import TraceReceiver
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
@@ -26,6 +27,7 @@ def test_processes_tell_of_the_same_trace_without_a_word_between_them(tmp_path: 
                 capture={"flight_addr": "127.0.0.1:0", "flush_interval_s": 0.5},
                 jobs={"interval_s": 0.3},
                 up={"changefeeds": False, "api": False},
+                spark=QUICK_SPARK,
                 tracing={"endpoint": receiver.endpoint, "sample": 1.0},
             ),
             tmp_path,

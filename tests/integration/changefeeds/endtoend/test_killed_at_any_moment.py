@@ -32,7 +32,7 @@ from support.campaign import length
 from support.capture import CaptureProcess
 from support.command import ServiceProcess, penstock
 from support.s3server import SECRET, S3Bucket
-from support.spark import SMALL
+from support.spark import QUICK_SPARK
 from support.sparkcluster import java_of, workers_of
 from support.tablesat import TablesAt, tables_with_rows
 from support.warmstart import shared_start
@@ -209,7 +209,7 @@ def settings(folder: Path, pd_addr: str, bucket: S3Bucket) -> dict[str, Any]:
             "flight_addr": "127.0.0.1:0",
             "flush_interval_s": 5,
         },
-        "spark": {"master": "local[2]", "driver_memory": "1g", "conf": SMALL},
+        "spark": QUICK_SPARK,
         "changefeeds": {"all": feed},
     }
 
