@@ -98,7 +98,12 @@ class ObjectStorage:
 
     def holds(self, path: str, data: bytes) -> bool:
         """Return whether an object has this very content. One of another size is not read."""
-        return self.size(path) == len(data) and self.read(path, bytes_max=len(data)) == data
+        with self._failures("read", path):
+            try:
+                found = obstore.get(self._store, path)
+            except FileNotFoundError:
+                return False
+            return found.meta["size"] == len(data) and found.bytes().to_bytes() == data
 
     def keep_private(self) -> None:
         """Make a local directory for this user only, with what is in it; do nothing for other storage."""
@@ -387,21 +392,17 @@ class LocalStorage(ObjectStorage):
     def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
         if seen is None:
             return super().swap(path, data, seen=None)
-        most = max(len(seen), len(data))
-        if (self.size(path) or 0) > most:
-            return False
-        return self._replace(path, data, lambda content: content == seen, bytes_max=most)
+        return self._replace(path, data, lambda: self.holds(path, seen))
 
     def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
-        def allows(content: bytes | None) -> bool:
+        def allows() -> bool:
+            content = self.read(path, bytes_max=ADVANCED_BYTES_MAX)
             return content is None or is_older(content)
 
-        self._replace(path, data, allows, bytes_max=ADVANCED_BYTES_MAX)
+        self._replace(path, data, allows)
 
-    def _replace(
-        self, path: str, data: bytes, allows: Callable[[bytes | None], bool], *, bytes_max: int
-    ) -> bool:
-        """Write a file if its content allows it; return whether it does.
+    def _replace(self, path: str, data: bytes, allows: Callable[[], bool]) -> bool:
+        """Write a file if `allows` says so once the lock is held; return whether it did.
 
         The lock is held for a read and a rename only: a process that is stopped just there keeps all others
         from writing until it is continued or killed.
@@ -409,7 +410,7 @@ class LocalStorage(ObjectStorage):
         with self._failures("replace", path), self._stage(data) as staged:
             target = self._prepare(path)
             with self._hold_lock():
-                allowed = allows(self.read(path, bytes_max=bytes_max))
+                allowed = allows()
                 if allowed:
                     staged.replace(target)
             sync_folder(target.parent)  # a process that was killed after its rename may not have done so

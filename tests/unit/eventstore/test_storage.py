@@ -82,7 +82,8 @@ def test_of_racing_swaps_one_wins_each_time(storage: ObjectStorage) -> None:
             seen = storage.read("m")
             assert seen is not None
             count = int(seen.split(b" ")[0])
-            if storage.swap("m", b"%d by %d" % (count + 1, me), seen=seen):
+            longer_or_shorter = b"." * (count * 7 % 11)
+            if storage.swap("m", b"%d by %d%b" % (count + 1, me, longer_or_shorter), seen=seen):
                 won.append(count + 1)
 
     racers = [threading.Thread(target=race, args=(me,)) for me in range(4)]
