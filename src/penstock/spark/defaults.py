@@ -67,7 +67,9 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"  # Java's main class, whoever started it
-_SWITCHES = frozenset({"--verbose", "-v", "--supervise", "--help", "-h", "--version"})  # without a value
+_DEFAULTS_TOO = "--load-spark-defaults"  # also with a file of properties
+_SWITCHES = frozenset({_DEFAULTS_TOO, "--verbose", "-v", "--supervise", "--help", "-h", "--version"})
+"""Arguments without a value."""
 _ANCESTORS_MAX = 8  # a process that plans a read is a child of Java, or of Spark's daemon
 
 
@@ -85,7 +87,12 @@ def launch_defaults(
     for command in _ancestors() if commands is None else commands:
         if _SUBMIT in command:
             given, properties = parse_submit(command[list(command).index(_SUBMIT) + 1 :])
-            found = (_read_properties(Path(properties)) if properties else read_defaults(environ)) | given
+            if properties is None or _DEFAULTS_TOO in command:
+                found = read_defaults(environ)
+            # A launcher may remove its file once Java has read it, as our own sessions do.
+            if properties is not None and Path(properties).exists():
+                found |= _read_properties(Path(properties))
+            found |= given
             break
     else:
         found = read_defaults(environ)

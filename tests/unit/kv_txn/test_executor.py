@@ -52,6 +52,7 @@ class Recorder:
 
     name = "test"
     with_values = False
+    is_one_request = False
 
     def note_batches(self, batches: Sequence[MutationBatch]) -> None:
         self.log.append(f"planned {len(batches)}")

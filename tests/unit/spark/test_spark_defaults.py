@@ -146,8 +146,13 @@ def test_options_of_the_data_source_are_found_where_spark_was_started(tmp_path: 
     other.write_text("spark.penstock.pdAddrs a:1\n")
     command = [*JAVA, "--properties-file", str(other), "pyspark-shell"]
     assert launch_defaults(environ, [command]) == {"pdAddrs": "a:1"}
+    command.insert(-1, "--load-spark-defaults")
+    assert launch_defaults(environ, [command]) == in_file | {"pdAddrs": "a:1"}
+    other.unlink()  # by who started Spark, as our own sessions do
+    assert launch_defaults(environ, [command]) == in_file
+    other.write_bytes(b"spark.penstock.x \xff")
     with pytest.raises(Invalid, match="cannot be read"):
-        launch_defaults(environ, [[*JAVA, f"--properties-file={tmp_path / 'none'}", "app.py"]])
+        launch_defaults(environ, [[*JAVA, f"--properties-file={other}", "app.py"]])
 
 
 def test_arguments_of_a_submitted_program_are_not_those_of_spark() -> None:
