@@ -1,6 +1,7 @@
 """How many files the rows pass on their way from flushed objects: to a changefeed's file, and to an index.
 
-A runner works in a process of its own, as people run it, and every call there is seen. The walk has the files
+A runner works in a process of its own and every call there is seen; with `engine: local`, because calls in
+executors are not. The walk has the files
 of Penstock in which a call takes or gives
 
 - rows: Arrow's batches, tables and arrays, if they are not empty;
@@ -281,7 +282,7 @@ async def test_rows_pass_few_files_from_an_object_to_a_fulltext_index(tmp_path: 
         ts = await world.delete(ITEMS, *range(30, 40))
         await _flush(world, ts)
         jobs = {"data": str(tmp_path / "traced"), "interval_s": 0.3, "greedy_interval_s": 0.05}
-        with Traced(tmp_path, "jobs", world, jobs=jobs) as traced:
+        with Traced(tmp_path, "jobs", world, jobs=jobs, engine="local") as traced:
             await world.caught_up(job, ts)
             traced.end()
             walk = await world.do(traced.walk)
