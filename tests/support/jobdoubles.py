@@ -28,7 +28,7 @@ from support.tableworld import TableWorld
 
 __all__ = ["Copy", "MemoryLog", "MemoryTxn", "WorldSource", "consumer_of", "iteration_of", "job_row", "until"]
 
-_WAIT_S = 30.0
+_WAIT_S = 120.0  # Spark may have to start first, on a machine with much other work
 _LOOK_S = 0.002
 
 

@@ -13,7 +13,6 @@ from penstock.jobs.job import JobId
 from penstock.jobs.spec import JobSpec
 from penstock.settings import Settings
 from support.jobdoubles import until
-from support.spark import QUICK_SPARK
 from support.tracereceiver import TraceReceiver
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
@@ -27,7 +26,7 @@ def test_processes_tell_of_the_same_trace_without_a_word_between_them(tmp_path: 
                 capture={"flight_addr": "127.0.0.1:0", "flush_interval_s": 0.5},
                 jobs={"interval_s": 0.3},
                 up={"changefeeds": False, "api": False},
-                spark=QUICK_SPARK,
+                engine="local",  # what executors count for traces has tests of its own
                 tracing={"endpoint": receiver.endpoint, "sample": 1.0},
             ),
             tmp_path,
