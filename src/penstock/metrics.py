@@ -650,8 +650,8 @@ API_REQUEST_SECONDS = Histogram(
 )
 API_REFUSED_TOTAL = Counter(
     "penstock_api_refused_total",
-    "Requests refused before they were processed: token, admin, rate, body, readers, host, origin,"
-    " connections, slow.",
+    "Requests refused before they were processed: token, admin, rate, body, readers, requests, host,"
+    " origin, connections, slow.",
     ["why"],
 )
 API_SEARCHES_RUNNING = Gauge("penstock_api_searches_running", "Searches that a process works on.")

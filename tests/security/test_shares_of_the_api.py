@@ -1,9 +1,11 @@
 """What one account may take of the API: reads, jobs and changefeeds; and that it is charged for reads."""
 
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +13,7 @@ import pytest
 
 from penstock.api.errors import ProblemError
 from penstock.api.middleware import Readers
+from penstock.clock import SYSTEM
 from penstock.jobs.usage import Usage, read_usage
 from support.apiworld import TOKENS, ApiWorld, api_world
 
@@ -214,3 +217,42 @@ def test_sinks_that_never_answer_hold_few_threads_of_the_api(shared: ApiWorld) -
     for feed in root.get(FEEDS).json():
         if feed["id"].startswith("silent"):
             root.delete(f"{FEEDS}/{feed['id']}")
+
+
+@contextmanager
+def _slow_storage(shared: ApiWorld, table: str) -> Iterator[None]:
+    """Let reads of a table's manifest wait until the end of the block: a pipe that nobody writes."""
+    table_id = shared.run(shared.world.table_id(table))
+    folder = Path(shared.deployment.settings.capture.storage.removeprefix("file://"))
+    manifest = folder / "tables" / str(table_id) / "manifest"
+    shared.until(lambda: any(manifest.glob("*.json")), "the table is not flushed")
+    entry = sorted(manifest.glob("*.json"))[-1]
+    kept = entry.with_suffix(".kept")
+    entry.rename(kept)
+    os.mkfifo(entry)
+    try:
+        yield
+    finally:
+        pipe = os.open(entry, os.O_RDWR)  # whoever waits for a writer has one, and then its end
+        kept.rename(entry)
+        os.close(pipe)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/tables/of_ann.items", f"{JOBS}/of_ann.items/slow"])
+def test_requests_of_an_account_that_hang_leave_threads_to_others(shared: ApiWorld, path: str) -> None:
+    ann, bob = shared.client("ann"), shared.client("bob")
+    assert ann.post(JOBS, json=_job("slow", shared.folder)).status_code == 201
+    try:
+        with ThreadPoolExecutor(60) as threads:
+            with _slow_storage(shared, "of_ann.items"):
+                hanging = [threads.submit(ann.get, path, timeout=300) for _ in range(60)]
+                shared.until(lambda: sum(asked.done() for asked in hanging) >= 20, "nothing is refused")
+                began = SYSTEM.monotonic()
+                for known in (JOBS, "/api/v1/tables/of_bob.items", "/api/v1/overview", FEEDS):
+                    assert bob.get(known, timeout=30).status_code == 200
+                assert SYSTEM.monotonic() - began < 30
+                assert sum(not asked.done() for asked in hanging) >= 1, "they hang no more"
+            assert {asked.result().status_code for asked in hanging} <= {200, 500, 503}
+        assert ann.get(path, timeout=30).status_code == 200
+    finally:
+        ann.delete(f"{JOBS}/of_ann.items/slow")

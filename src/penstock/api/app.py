@@ -26,7 +26,7 @@ from penstock.api.deployment import (
     refuse_unknown_parameters,
 )
 from penstock.api.errors import answer_problem, handlers, problem_responses
-from penstock.api.middleware import BodyLimit, Readers, RequestLog
+from penstock.api.middleware import BodyLimit, ConcurrencyLimit, Readers, RequestLog
 from penstock.api.models import ProblemDetails
 from penstock.api.routes import changefeeds, jobs, search, status, tables
 from penstock.api.security import Gate, SafeHeaders, TokenAccounts
@@ -35,6 +35,7 @@ from penstock.control.deployment import Deployment
 from penstock.control.overview.gather import FactsCache
 from penstock.control.search_workers import SearchWorkers
 from penstock.settings import Settings
+from penstock.shares import Shares
 
 __all__ = ["create_app", "describe_api", "mount_pages"]
 
@@ -144,6 +145,9 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
     app.openapi = lambda: _description(app)  # type: ignore[method-assign] # as FastAPI documents it
     # The middleware that is added last runs first.
     app.add_middleware(BodyLimit, nbytes=settings.body_bytes)
+    app.add_middleware(
+        ConcurrencyLimit, shares=Shares.of(settings.requests_at_once, settings.account_requests)
+    )
     app.add_middleware(
         Gate, settings=settings, accounts=TokenAccounts(settings.accounts), clock=clock, free=status.PROBES
     )

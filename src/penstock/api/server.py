@@ -9,6 +9,7 @@ from functools import partial
 from typing import cast
 
 import uvicorn
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 
 from penstock.api.app import create_app
@@ -18,11 +19,13 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid, Unavailable
 from penstock.settings import ApiSettings, ServerTlsSettings, Settings
 from penstock.settings.network import is_everywhere, is_loopback, join_address, split_address
+from penstock.shares import Shares
 
 __all__ = ["check_exposure", "open_listener", "run", "serve", "tls_context"]
 
 _BACKLOG = 512
 _END_S = 10
+_SPARE_THREADS = 16  # for pages, probes and refusals, which no account is asked for
 
 
 async def run(settings: Settings, *, ready: Callable[[str], None], clock: Clock = SYSTEM) -> None:
@@ -47,6 +50,9 @@ async def serve(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
 
     The server handles no signals, because it does not run in the main thread.
     """
+    threads = current_default_thread_limiter()  # of this loop, for all routes
+    needed = Shares.of(api.requests_at_once).most + _SPARE_THREADS
+    threads.total_tokens = max(threads.total_tokens, needed)
     context = None if api.tls is None else tls_context(api.tls)
     door = Doorkeeper(Admission(api.connections, api.connections_per_address), api.client_timeout_s, context)
     with open_listener(api.addr) as listener:

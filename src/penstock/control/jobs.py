@@ -240,10 +240,12 @@ def read_job_status(
     wait_for: str | None = None,
     timeout: str = "60s",
     account: str | None = None,
+    no_coverage: str = "",
 ) -> dict[str, Any]:
     """Return the details of a job and the coverage of its target.
 
-    With `wait_for`, a timestamp or `now`, first wait until the target has every change up to it.
+    With `wait_for`, a timestamp or `now`, first wait until the target has every change up to it. With
+    `no_coverage`, which says why, its coverage is not looked for: that reads from storage.
     """
     wait_ts = None if wait_for is None else _parse_timestamp(wait_for)
     timeout_s = parse_duration(timeout)
@@ -258,7 +260,7 @@ def read_job_status(
     freshness = _read_freshness(deployment, [job])[0]
     allowed_code = deployment.settings.jobs.allowed_code
     facts = job_views.job_details(job, freshness, verified, allowed_code=allowed_code)
-    return {**facts, **_read_coverage(reader, job_id)}
+    return {**facts, **(_unknown_coverage(no_coverage) if no_coverage else _read_coverage(reader, job_id))}
 
 
 def _parse_timestamp(text: str) -> int:
@@ -288,7 +290,7 @@ def _read_coverage(reader: FreshnessReader, job_id: JobId) -> dict[str, Any]:
     try:
         coverage = eventloop.run(reader.coverage(job_id))
     except PenstockError as error:
-        return {"coverage": None, "coverage_unknown": str(error)}
+        return _unknown_coverage(str(error))
     return {
         "coverage": round(coverage.share, 6),
         "source_rows": coverage.rows,
@@ -296,3 +298,7 @@ def _read_coverage(reader: FreshnessReader, job_id: JobId) -> dict[str, Any]:
         "oldest_missing_ts": coverage.oldest_ts,
         "oldest_missing_time": format_ts(coverage.oldest_ts or 0),
     }
+
+
+def _unknown_coverage(why: str) -> dict[str, Any]:
+    return {"coverage": None, "coverage_unknown": why}

@@ -17,6 +17,7 @@ from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.durations import parse_duration
 from penstock.errors import Invalid, StaleRead, Unavailable
+from penstock.eventloop import call_in_thread
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.follow.source import ReadableRange, ScanSource
 from penstock.jobs.job import Job, JobId, JobState
@@ -239,7 +240,8 @@ class FreshnessReader:
         Counts rows by the metadata of objects, so this costs more than `freshness`.
         """
         job, found = await self._read(job_id)
-        return await asyncio.to_thread(self._cover, job, found)
+        # Storage may be slow: the threads of `to_thread` are a few for everybody.
+        return await call_in_thread(self._cover, job, found)
 
     def _cover(self, job: Job, found: Freshness) -> Coverage:
         table_id, to_ts = job.key.table_id, found.readable_ts

@@ -71,6 +71,10 @@ class ApiSettings(Frozen):
     """Average requests per second of each account, or of each address without an account."""
     requests_burst: int = Field(200, ge=1)
     """Requests that it may make at once."""
+    requests_at_once: int = Field(40, ge=1, le=1000)
+    """Requests to work on at the same time. An account that has none gets one more."""
+    account_requests: int | None = Field(None, ge=1, le=1000)
+    """Most of these of one account while others have some. By default three quarters of all."""
     connections: int = Field(512, ge=1)
     """Most connections. A new one takes the place of the one that has waited longest for its client."""
     connections_per_address: int = Field(256, ge=1)

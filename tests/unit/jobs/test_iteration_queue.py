@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.jobs.iteration.iteration import Iteration
-from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting, WorkerShares
+from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
+from penstock.shares import Shares
 from support.jobdoubles import iteration_of, job_row
 
 
@@ -233,7 +234,7 @@ def _take_all(queue: FairQueue) -> list[str]:
 
 
 def test_an_account_alone_may_hold_every_worker_and_another_still_gets_one() -> None:
-    queue = FairQueue(100, shares=WorkerShares.of(10))
+    queue = FairQueue(100, shares=Shares.of(10))
     for number in range(30):
         queue.offer(_iteration(f"a{number}", "ann"))
     assert _take_all(queue) == ["ann"] * 10
@@ -245,7 +246,7 @@ def test_an_account_alone_may_hold_every_worker_and_another_still_gets_one() -> 
 
 
 def test_among_several_accounts_none_holds_more_than_its_cap() -> None:
-    queue = FairQueue(100, shares=WorkerShares.of(10))
+    queue = FairQueue(100, shares=Shares.of(10))
     queue.offer(_iteration("b", "bob"))
     for number in range(30):
         queue.offer(_iteration(f"a{number}", "ann"))
@@ -259,14 +260,14 @@ def test_among_several_accounts_none_holds_more_than_its_cap() -> None:
 
 
 def test_a_cap_of_the_settings_is_kept_and_is_at_least_one() -> None:
-    assert WorkerShares.of(10, 3).account_workers == 3
-    assert WorkerShares.of(10, 99).account_workers == 10
-    assert WorkerShares.of(1).account_workers == 1
-    assert WorkerShares.of(4).account_workers == 3
+    assert Shares.of(10, 3).account_count == 3
+    assert Shares.of(10, 99).account_count == 10
+    assert Shares.of(1).account_count == 1
+    assert Shares.of(4).account_count == 3
 
 
 def test_more_floors_than_workers_are_not_given() -> None:
-    queue = FairQueue(100, shares=WorkerShares.of(2))
+    queue = FairQueue(100, shares=Shares.of(2))
     for number in range(9):
         queue.offer(_iteration(f"job{number}", f"account{number}"))
     assert len(_take_all(queue)) == 4

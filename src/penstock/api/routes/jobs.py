@@ -1,12 +1,13 @@
 """Routes of jobs, from registration to repair."""
 
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Response
 
 from penstock.api.audit import NameObject
 from penstock.api.deployment import PREFIX, Deployed, SharedState
-from penstock.api.errors import problem_responses
+from penstock.api.errors import ProblemError, problem_responses
 from penstock.api.models import (
     JobDetail,
     JobPatch,
@@ -75,10 +76,21 @@ def register_job(
 
 
 @api.get("/{table}/{job}", response_model=JobDetail, responses=problem_responses(*_ALWAYS, 404))
-def get_job(table: OfTable, job: OfJob, deployment: Deployed, caller: Authenticated) -> dict[str, Any]:
-    """Show the state, freshness and spec of a job, with secrets masked."""
+def get_job(
+    table: OfTable, job: OfJob, deployment: Deployed, caller: Authenticated, state: SharedState
+) -> dict[str, Any]:
+    """Show the state, freshness and spec of a job, with secrets masked.
+
+    The coverage of its target is a read; it is unknown while too many reads of the account run.
+    """
     job_id = job_id_of(deployment, caller, table, job)
-    return control_jobs.read_job_status(deployment, job_id, account=caller.account)
+    with ExitStack() as closing:
+        busy = ""
+        try:
+            closing.enter_context(state.readers.reading(caller.name))
+        except ProblemError as problem:
+            busy = problem.detail
+        return control_jobs.read_job_status(deployment, job_id, account=caller.account, no_coverage=busy)
 
 
 @api.patch(

@@ -1,6 +1,5 @@
 """Which waiting iteration runs next: fair between accounts, then by priority, then by age. Pure."""
 
-import sys
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from itertools import chain
 
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.job import Job, JobKey
+from penstock.shares import UNLIMITED, Shares
 
 QUANTUM_S = 0.01
 """The least time that an iteration costs its account, so that very short iterations take turns too."""
@@ -50,38 +50,6 @@ class _Account:
         return not self.running and not self.places
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerShares:
-    """How many workers run iterations at once, and how many of them one account may hold.
-
-    While others have something to run, an account holds at most `account_workers`: its cap. Beyond all that,
-    an account that has no worker gets one: its floor. So whatever the iterations of one account do, and
-    however long, every other account has a worker.
-    """
-
-    workers: int
-    account_workers: int
-
-    @property
-    def most(self) -> int:
-        """The number of workers that may be needed: the shared ones, and as many again for floors."""
-        return 2 * self.workers
-
-    @classmethod
-    def of(cls, workers: int, account_workers: int | None = None) -> "WorkerShares":
-        """Return the shares; without a cap in the settings, an account may hold three quarters."""
-        return cls(workers, max(1, min(workers, account_workers or workers - workers // 4)))
-
-    def allow(self, held: int, total: int, *, alone: bool) -> bool:
-        """Return whether an account that holds `held` of `total` busy workers may have another one."""
-        if not held:
-            return total < self.most
-        return total < self.workers and held < (self.workers if alone else self.account_workers)
-
-
-_EVERY = WorkerShares(sys.maxsize, sys.maxsize)
-
-
 class FairQueue:
     """Iterations that wait for a worker, at most `waiting_max`, and those that wait for their next try.
 
@@ -91,7 +59,7 @@ class FairQueue:
     """
 
     def __init__(
-        self, waiting_max: int, weights: Mapping[str, int] | None = None, shares: WorkerShares = _EVERY
+        self, waiting_max: int, weights: Mapping[str, int] | None = None, shares: Shares = UNLIMITED
     ) -> None:
         self._waiting_max = waiting_max
         self._weights = dict(weights or {})

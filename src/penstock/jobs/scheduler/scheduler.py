@@ -12,9 +12,10 @@ from penstock.clock import SYSTEM, Clock
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.iteration_run import IterationRun, IterationRunner
 from penstock.jobs.job import Job, JobKey
-from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting, WorkerShares
+from penstock.jobs.scheduler.fair_queue import FairQueue, Waiting
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
 from penstock.settings import JobsSettings
+from penstock.shares import Shares
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)  # an iteration can be taken, or the scheduler closes
         self._duties = threading.Condition(self._lock)  # the clerk thread has something to do
-        shares = WorkerShares.of(settings.workers, settings.account_workers)
+        shares = Shares.of(settings.workers, settings.account_workers)
         self._queue = FairQueue(settings.queue_max, weights, shares)
         self._running: dict[int, _Running] = {}
         self._jobs: dict[JobKey, Waiting] = {}  # jobs that have not left, and the iteration they came with
