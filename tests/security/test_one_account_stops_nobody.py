@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -133,6 +133,33 @@ async def test_webhooks_that_never_answer_do_not_delay_the_jobs_of_another_accou
             assert REGISTRY.get_sample_value("penstock_jobs_abandoned_consumers") == 0
 
 
+async def test_hundreds_of_hanging_webhooks_on_one_table_hold_few_threads_and_delay_nobody(
+    tmp_path: Path, receiver: WebhookReceiver
+) -> None:
+    jobs = {"iteration_consumers": 20, "account_consumers": 50}
+    async with job_world(tmp_path, jobs=jobs) as world, HostileServer(drips=False) as url:
+        await _make_database(world, "ann", 1)
+        await _make_database(world, "bob", 1)
+        info = {"consumer": "webhook", "options": {"url": url, "timeout": "1h", "attempts": "100"}}
+        spec = JobSpec.parse({"detail": {"consumer": info}})  # jobs of this kind share iterations
+
+        def register(txn: Transaction) -> None:
+            for number in range(300):
+                assert world.jobs.register_job(txn, JobId.parse(f"of_ann.t0/hook{number}"), spec)
+
+        def threads() -> int:
+            return sum(thread.name.startswith("penstock-job-hook") for thread in threading.enumerate())
+
+        await world.do(transact, world.client.begin, register, clock=SYSTEM)
+        async with world.running():
+            await _until(lambda: threads() == 40, "two iterations of twenty hooks do not run")
+            await world.register("of_bob.t0/good", consumer="webhook", options=_honest(receiver))
+            for number in range(5):
+                await world.insert("of_bob.t0", {"id": number + 1, "name": "new"})
+                await _until(partial(_has, receiver, number + 1), "a row of bob is late", LAG_S)
+                assert threads() == 40
+
+
 def _has(receiver: WebhookReceiver, row: int) -> bool:
     return (str(row),) in receiver.rows  # a snapshot replaces all rows by new ones
 
@@ -172,7 +199,7 @@ async def test_a_webhook_without_progress_is_ended_reported_and_retried(tmp_path
 async def test_a_runner_with_too_many_abandoned_consumers_ends_and_the_next_one_goes_on(
     tmp_path: Path, receiver: WebhookReceiver
 ) -> None:
-    abandoned, stop = AbandonedConsumers(), threading.Event()
+    abandoned, stop = AbandonedConsumers(2), threading.Event()
 
     class Deaf(Consumer):
         def consume(self, data: DataRetriever) -> None:
@@ -189,7 +216,7 @@ async def test_a_runner_with_too_many_abandoned_consumers_ends_and_the_next_one_
                 find={"deaf": Deaf}.__getitem__,
                 abandoned=abandoned,
                 grace_s=0.1,
-                side_tasks=[watch_abandoned(abandoned, 2)],
+                side_tasks=[watch_abandoned(abandoned)],
             ) as running:
                 with pytest.raises(WornOut, match=r"jobs\.abandoned_max"):
                     await asyncio.wait_for(running.ended, 60)
@@ -203,6 +230,72 @@ async def test_a_runner_with_too_many_abandoned_consumers_ends_and_the_next_one_
             assert [await world.do(world.jobs.get_job, JobId.parse("of_ann.t0/deaf"))] == woken
         finally:
             stop.set()
+
+
+async def test_an_account_whose_consumers_do_not_return_begins_nothing_and_restarts_nobody(
+    tmp_path: Path, receiver: WebhookReceiver
+) -> None:
+    abandoned, stop = AbandonedConsumers(4), threading.Event()
+
+    class Deaf(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            del data
+            stop.wait()
+
+    async with job_world(tmp_path, jobs={"stall_s": 0.2, "backoff_s": 0.1}) as world:
+        await _make_database(world, "ann", 7)
+        await _make_database(world, "bob", 1)
+        await world.register("of_bob.t0/good", consumer="webhook", options=_honest(receiver))
+        try:
+            async with world.running(
+                find=lambda name: Deaf if name == "deaf" else find_consumer(name),
+                abandoned=abandoned,
+                grace_s=0.1,
+                side_tasks=[watch_abandoned(abandoned)],
+            ) as running:
+                await _until(lambda: len(abandoned.accounts) == 1, "the accounts are not known")
+                for number in range(6):
+                    await world.register(f"of_ann.t{number}/deaf", consumer="deaf")
+                await _until(lambda: abandoned.count >= 2, "the consumers are not abandoned")
+                await world.register("of_ann.t6/late", consumer="deaf")
+                late = JobId.parse("of_ann.t6/late")
+
+                async def code() -> int:
+                    return (await world.do(world.jobs.get_job, late)).status.error_code
+
+                await _until_code(code, ErrorCode.ABANDONED)
+                status = (await world.do(world.jobs.get_job, late)).status
+                assert "jobs.abandoned_max" in status.error_msg
+                for number in range(3):
+                    await world.insert("of_bob.t0", {"id": number + 1, "name": "new"})
+                    await _until(partial(_has, receiver, number + 1), "a row of bob is late", LAG_S)
+                assert not running.ended.done(), "one account has made the process end"
+                stop.set()
+                await _until_code(code, 0)
+        finally:
+            stop.set()
+
+
+async def _until_code(code: Callable[[], Coroutine[Any, Any, int]], wanted: int) -> None:
+    deadline = SYSTEM.monotonic() + 60
+    while await code() != wanted:
+        assert SYSTEM.monotonic() < deadline, f"the code of the job does not become {wanted}"
+        await SYSTEM.sleep(0.05)
+
+
+def test_several_accounts_with_too_many_abandoned_consumers_end_the_process() -> None:
+    abandoned = AbandonedConsumers(8)
+    abandoned.accounts = frozenset({"ann", "bob", "eve"})
+    abandoned.add("ann", 100)
+    assert not abandoned.worn_out
+    for number in range(4):
+        abandoned.add(f"account{number}", 2)
+    assert abandoned.worn_out
+    with pytest.raises(PenstockError):
+        abandoned.check("ann")
+    abandoned.check("account0")
+    abandoned.accounts = frozenset({"ann"})
+    abandoned.check("ann")
 
 
 def _series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:

@@ -34,6 +34,10 @@ class Stalled(PenstockError):
     """A consumer made no progress for so long that its iteration was ended."""
 
 
+class TooManyAbandoned(PenstockError):
+    """Too many consumers of an account were abandoned and have not returned; nothing of it begins."""
+
+
 class Failure(NamedTuple):
     """What is recorded of an error: its code and one line without values of rows."""
 
@@ -62,6 +66,8 @@ def _code(error: BaseException) -> ErrorCode:
             return ErrorCode.CUT_OFF
         case Stalled():
             return ErrorCode.STALLED
+        case TooManyAbandoned():
+            return ErrorCode.ABANDONED
         case _:
             return ErrorCode.TEMPORARY
 

@@ -95,6 +95,8 @@ class ErrorCode(IntEnum):
     """The job's custom trigger failed, so it is unknown when the job should run."""
     STALLED = 4
     """The target acknowledged nothing for too long, and the iteration was ended."""
+    ABANDONED = 5
+    """Too many consumers of the account do not return although they were ended; nothing of it begins."""
     REFUSED = PERMANENT
     """The consumer or its target cannot work with this configuration."""
     SCHEMA = PERMANENT + 1

@@ -23,6 +23,10 @@ class JobsSettings(Frozen):
     """Iterations to run at the same time. An account that runs none gets one more worker."""
     account_workers: int | None = Field(None, ge=1, le=256)
     """Most workers of one account while others have work. By default three quarters of all."""
+    iteration_consumers: int = Field(64, ge=1)
+    """Most jobs of a table that share one iteration, and so one scan. Others of the table have another."""
+    account_consumers: int = Field(256, ge=1)
+    """Consumers of one account that run at the same time. Its iterations beyond that wait."""
     queue_max: int = Field(10_000, ge=1)
     """Iterations that may wait for a worker."""
     rows_max: int = Field(1_000_000, ge=1)
@@ -44,7 +48,8 @@ class JobsSettings(Frozen):
     stall_s: float = Field(900, gt=0)
     """Seconds without progress after which an iteration is ended: nothing was taken or acknowledged."""
     abandoned_max: int = Field(32, ge=1)
-    """Consumers that may ignore their end. Beyond that the process ends, and `penstock up` restarts it."""
+    """Consumers that may ignore their end. Beyond that the process ends, and `penstock up` restarts it. While
+    there are several accounts, nothing of an account begins beyond a quarter of them."""
     lease_ttl_s: float = Field(15, gt=0)
     """Seconds after which another runner takes over the jobs of a silent one."""
     watermark_interval_s: float = Field(3600, gt=0)

@@ -28,6 +28,9 @@ class AccountSettings(Frozen):
     """Bytes of history that its jobs may hold back in the event store, and its changefeeds as many; 0: any.
     Beyond it, the history of those that hold most is collected: jobs fill their targets anew, and changefeeds
     fail. Admins: any."""
+    spool_bytes_max: int = Field(16 << 30, ge=0)
+    """Disk for copies of batches that slow consumers of its jobs use together, and its changefeeds as much;
+    0: any. Beyond it the largest copy is given up, and changefeeds read no further. Admins: any."""
     networks: tuple[str, ...] = ()
     """Networks that are not public in which hosts of these targets may be, such as 10.20.0.0/16."""
 
@@ -95,6 +98,15 @@ class ApiSettings(Frozen):
     """Seconds after which a search is ended."""
     search_bytes: int = Field(2 << 30, ge=64 << 20)
     """Memory that one search may use, on Linux. A search that needs more is ended."""
+
+    @property
+    def spool_limits(self) -> dict[str, int]:
+        """The accounts whose jobs, or changefeeds, may have so many bytes in spools and no more."""
+        return {
+            name: account.spool_bytes_max
+            for name, account in self.accounts.items()
+            if account.spool_bytes_max and not account.admin
+        }
 
 
 class UpSettings(Frozen):

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from penstock.clock import SYSTEM
 from penstock.errors import Aborted, PenstockError, Unavailable
 from penstock.jobs.error_codes import CutOff
-from penstock.jobs.iteration.fan_out import FanOut
+from penstock.jobs.iteration.fan_out import FanOut, SpoolTotals
 from support.jobdoubles import until
 
 
@@ -254,3 +254,51 @@ def test_a_source_that_fails_fails_everybody() -> None:
     taps.fan.fail(Unavailable("the capture is away"))
     until(lambda: len(taps.ended) == 2)
     assert all(isinstance(each, Unavailable) for each in taps.ended.values())
+
+
+def test_the_largest_spool_of_an_account_is_cut_off_when_all_of_them_are_too_large() -> None:
+    totals = SpoolTotals({"ann": 100})
+    cut: list[str] = []
+
+    def put(account: str, spool: str, nbytes: int) -> None:
+        totals.put(account, spool, nbytes, lambda limit: cut.append(f"{account}.{spool} {limit}"))
+
+    put("ann", "a", 40)
+    put("ann", "b", 50)
+    put("bob", "a", 1000)
+    put("ann", "c", 10)
+    assert cut == []
+    put("ann", "c", 20)
+    assert cut == ["ann.b 100"]
+    put("ann", "a", 0)
+    put("ann", "d", 80)
+    assert len(cut) == 1
+    put("ann", "d", 500)
+    assert cut[1:] == ["ann.d 100"]
+
+
+def test_spools_of_several_iterations_share_the_limit_of_their_account() -> None:
+    totals = SpoolTotals({"ann": 100})
+    spools = {name: ListSpool() for name in ("a", "b")}
+    fans = {
+        name: FanOut[int](
+            ["slow", "quick"],
+            batches_max=1,
+            patience_s=0,
+            spool_bytes=10**9,
+            open_spool=lambda _, name=name: spools[name],  # type: ignore[misc] # bound now
+            account="ann",
+            totals=totals,
+        )
+        for name in ("a", "b")
+    }
+    for name, sizes in (("a", [10, 60]), ("b", [10, 50])):
+        for size in sizes:
+            taken = threading.Thread(target=fans[name].take, args=("quick",), daemon=True)
+            taken.start()
+            fans[name].give(size)
+            taken.join(30)
+    until(lambda: spools["a"].closed)
+    with pytest.raises(CutOff, match="spool_bytes_max"):
+        fans["a"].take("slow")
+    assert fans["b"].take("slow") == 10

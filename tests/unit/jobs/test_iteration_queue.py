@@ -280,3 +280,20 @@ def test_a_queue_that_one_account_has_filled_takes_the_first_iteration_of_anothe
     assert not queue.offer(_iteration("c", "ann"))
     assert queue.offer(_iteration("d", "bob"))
     assert not queue.offer(_iteration("e", "bob"))
+
+
+def _wide(number: int, consumers: int, account: str) -> Iteration:
+    jobs = [job_row(f"{account}{number}-{place}", account=account) for place in range(consumers)]
+    return iteration_of(*jobs, to_ts=10)
+
+
+def test_the_consumers_of_an_account_that_run_at_the_same_time_are_bounded() -> None:
+    queue = FairQueue(100, consumers_max=100)
+    for number in range(4):
+        queue.offer(_wide(number, 40, "ann"))
+    queue.offer(_wide(0, 300, "bob"))
+    assert _take_all(queue) == ["ann", "bob", "ann"], "an iteration alone may have more"
+    queue.finish("bob", 1.0, consumers=300)
+    assert _take_all(queue) == []
+    queue.finish("ann", 1.0, consumers=40)
+    assert _take_all(queue) == ["ann"]

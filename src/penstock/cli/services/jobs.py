@@ -57,7 +57,7 @@ async def _run(settings: Settings, session: SupervisedSession, metrics: dict[str
         async with await ScanFollower.connect(
             settings, client, flight_tls=settings.capture.flight_client_tls
         ) as source:
-            abandoned = AbandonedConsumers()
+            abandoned = AbandonedConsumers(settings.jobs.abandoned_max)
             on_spark = settings.engine == "spark"
             rounds = ReadRounds(SparkReadJobs(session.get)) if on_spark else None
             runner = JobRunner(
@@ -73,7 +73,7 @@ async def _run(settings: Settings, session: SupervisedSession, metrics: dict[str
                 side_tasks=[
                     verify_on_schedule(log, source, settings),
                     seal_options(log),
-                    watch_abandoned(abandoned, settings.jobs.abandoned_max),
+                    watch_abandoned(abandoned),
                     release_over_quota(source, settings),
                 ],
             )

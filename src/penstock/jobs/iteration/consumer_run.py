@@ -1,7 +1,9 @@
 """One consumer of an iteration: it runs in a thread of its own, and retrieves the changes in its columns."""
 
 import logging
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from penstock.errors import Aborted, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import Consumer, DataType, JobContext, Retrieved, open_consumer, resolve_info
-from penstock.jobs.error_codes import SchemaRefused, Stalled, failure_of
+from penstock.jobs.error_codes import SchemaRefused, Stalled, TooManyAbandoned, failure_of
 from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, RunOutcome, reconcile
 from penstock.jobs.iteration.shared_scan import SharedScan
 from penstock.jobs.iteration.spark_frame import quote_name
@@ -49,17 +51,55 @@ class IterationLog(Protocol):
 
 
 class AbandonedConsumers:
-    """Counts the consumers of this process that were abandoned and have not returned. Thread-safe."""
+    """Counts the consumers of this process that were abandoned and have not returned, by account.
 
-    def __init__(self) -> None:
+    Thread-safe. While there are other accounts, nothing of an account begins once it has more than a quarter
+    of `most`, until they return. So one account cannot make the process end, which interrupts all jobs.
+    """
+
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self.most = most
+        self.accounts: frozenset[str] = frozenset()
+        """The accounts that have jobs, as far as it is known."""
+        self._part = max(1, most // 4)
         self._lock = threading.Lock()
-        self.count = 0
+        self._counts: Counter[str] = Counter()
 
-    def add(self, number: int) -> None:
+    def add(self, account: str, number: int) -> None:
         """Count one more, or one less."""
         with self._lock:
-            self.count += number
+            self._counts[account] += number
             metrics.JOBS_ABANDONED_CONSUMERS.inc(number)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        with self._lock:
+            return self._counts.total()
+
+    @property
+    def worn_out(self) -> bool:
+        """Whether there are more than `most`; of an account with a part, its part counts."""
+        with self._lock:
+            counted = (
+                count if self._is_alone(account) else min(count, self._part)
+                for account, count in self._counts.items()
+            )
+            return sum(counted) > self.most
+
+    def check(self, account: str) -> None:
+        """Raise TooManyAbandoned when an account has more than its part."""
+        with self._lock:
+            count = self._counts[account]
+            if count > self._part and not self._is_alone(account):
+                raise TooManyAbandoned(
+                    f"{count} consumers of the account do not return, more than a quarter of"
+                    " jobs.abandoned_max; nothing of it begins until they do: check the targets of its"
+                    " stalled jobs, or restart the process that runs jobs"
+                )
+
+    def _is_alone(self, account: str) -> bool:
+        return not self.accounts - {account}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +235,7 @@ class ConsumerRun:
             if self._over:
                 return
             self._over = self.abandoned = True
-        self._services.abandoned.add(1)
+        self._services.abandoned.add(self.job.account, 1)
         _log.warning(
             "a canceled consumer does not end; its job continues without it",
             extra={"job": str(self.job.id), "consumer": self.job.spec.consumer},
@@ -218,7 +258,7 @@ class ConsumerRun:
         if not over:
             self._ended(self, outcome)
         elif self.abandoned:
-            self._services.abandoned.add(-1)
+            self._services.abandoned.add(self.job.account, -1)
             _log.info("an abandoned consumer has ended", extra={"job": str(self.job.id)})
             self._returned(self)
 

@@ -7,7 +7,7 @@ does not wait for it any more. Once it has taken everything from disk, it is att
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -73,12 +73,50 @@ class ConsumerQueue(Generic[T]):
         return self.attached and self.asked and not self.batches
 
 
+class SpoolTotals:
+    """The bytes of all spools of a process, by account and spool. Thread-safe.
+
+    When those of an account in `limits` together are above its limit, its largest spools are cut off.
+    """
+
+    def __init__(self, limits: Mapping[str, int]) -> None:
+        self._limits = dict(limits)
+        self._lock = threading.Lock()
+        self._spools: dict[str, dict[Hashable, tuple[int, Callable[[int], None]]]] = {}
+
+    def put(self, account: str, spool: Hashable, nbytes: int, cut_off: Callable[[int], None]) -> None:
+        """Count a spool that has so many bytes now; 0: it is gone.
+
+        `cut_off` gets the limit; it may be called at once, or from another thread.
+        """
+        limit = self._limits.get(account)
+        if limit is None:
+            return
+        chosen = []
+        with self._lock:
+            spools = self._spools.setdefault(account, {})
+            spools.pop(spool, None)
+            if nbytes:
+                spools[spool] = nbytes, cut_off
+            while sum(size for size, _ in spools.values()) > limit:
+                largest = max(spools, key=lambda name: spools[name][0])
+                chosen.append(spools.pop(largest)[1])
+            if not spools:
+                del self._spools[account]
+        for cut in chosen:
+            cut(limit)
+
+
+UNCOUNTED = SpoolTotals({})
+"""Spools without a limit of their account."""
+
+
 class FanOut(Generic[T]):
     """The queues of all consumers, by name. One thread calls `give`, `end` or `fail`; each consumer, `take`.
 
     Consumers wait for another one's queue for at most `patience_s` in total. At most `batches_max` batches
     are in memory, beside those that the reader and the consumers hold. Each spool has at most `spool_bytes`:
-    a consumer that needs more is cut off.
+    a consumer that needs more is cut off. `totals` counts the spools of `account`, and may cut one off too.
     """
 
     def __init__(
@@ -89,8 +127,12 @@ class FanOut(Generic[T]):
         patience_s: float,
         spool_bytes: int,
         open_spool: Callable[[Hashable], BatchQueue[T]],
+        account: str = "",
+        totals: SpoolTotals = UNCOUNTED,
         clock: Clock = SYSTEM,
     ) -> None:
+        self._account = account
+        self._totals = totals
         self._queues = {name: ConsumerQueue[T](batches_max) for name in names}
         self._patience_s = patience_s
         self._spool_bytes = spool_bytes
@@ -190,13 +232,24 @@ class FanOut(Generic[T]):
         queue.batches.clear()
         if queue.spool is not None:
             queue.spool.close()
+            self._count(queue, 0)
         self._changed.notify_all()
+
+    def _count(self, queue: ConsumerQueue[T], nbytes: int) -> None:
+        def cut_off(limit: int) -> None:
+            with self._changed:
+                self._close(
+                    queue, _cut_off("the slow consumers of its account need", limit, "spool_bytes_max")
+                )
+
+        self._totals.put(self._account, id(queue), nbytes, cut_off)
 
     def _attach(self) -> None:
         for queue in self._queues.values():
             if queue.closed is None and queue.spool is not None and queue.spool.empty and not queue.batches:
                 queue.spool.close()
                 queue.spool = None
+                self._count(queue, 0)
 
     def _wait_for_room(self) -> list[tuple[ConsumerQueue[T], list[T]]]:
         """Wait until no queue is full; return those for which others waited too long, with their batches."""
@@ -227,17 +280,26 @@ class FanOut(Generic[T]):
         try:
             queue.spool.append(batch)
             if queue.spool.nbytes > self._spool_bytes:
-                metrics.JOBS_CUT_OFF_TOTAL.inc()
-                reason = CutOff(
-                    f"it is behind the other jobs of its table by more than {self._spool_bytes} bytes on disk"
-                    " (jobs.spool_bytes); it catches up in an iteration of its own"
+                reason = _cut_off(
+                    "it is behind the other jobs of its table by", self._spool_bytes, "jobs.spool_bytes"
                 )
+            else:
+                self._count(queue, queue.spool.nbytes)
         except OSError as error:
             reason = _spool_error(error)
         with self._changed:
             if reason is not None:
                 self._close(queue, reason)
+            elif queue.closed is not None:  # in the meantime: it may have been counted after that
+                self._count(queue, 0)
             self._changed.notify_all()
+
+
+def _cut_off(what: str, nbytes: int, setting: str) -> CutOff:
+    metrics.JOBS_CUT_OFF_TOTAL.inc()
+    return CutOff(
+        f"{what} more than {nbytes} bytes on disk ({setting}); it catches up in an iteration of its own"
+    )
 
 
 def _spool_error(error: OSError) -> Unavailable:

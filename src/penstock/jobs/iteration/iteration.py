@@ -116,7 +116,7 @@ class OutcomePolicy:
         fail_job = fail_iteration(failure.code, failure.message, at=at)
         if failure.code.permanent:
             return RunOutcome(OutcomeKind.PERMANENT, fail_job, failure)
-        if failure.code is ErrorCode.CUT_OFF or self.last:
+        if failure.code in {ErrorCode.CUT_OFF, ErrorCode.ABANDONED} or self.last:
             return RunOutcome(OutcomeKind.FAILED, fail_job, failure)
         return RunOutcome(OutcomeKind.RETRIED, lambda job: self._queue_again(fail_job(job)), failure)
 

@@ -19,6 +19,7 @@ from penstock.durable_files import PRIVATE_FOLDER, make_data_directory, open_pri
 from penstock.errors import Invalid, PenstockError
 from penstock.follow.source import ScanSource, TableGone
 from penstock.jobs.consumer import Consumer
+from penstock.jobs.error_codes import TooManyAbandoned
 from penstock.jobs.iteration.consumer_run import (
     GRACE_S,
     AbandonedConsumers,
@@ -26,6 +27,7 @@ from penstock.jobs.iteration.consumer_run import (
     ConsumerServices,
     IterationLog,
 )
+from penstock.jobs.iteration.fan_out import SpoolTotals
 from penstock.jobs.iteration.iteration import Iteration, OutcomeKind, OutcomePolicy, RunOutcome
 from penstock.jobs.iteration.range_read import EarlyReads, RoundReader
 from penstock.jobs.iteration.rounds import ReadRounds
@@ -127,13 +129,21 @@ class IterationRun:
             if row is None:
                 self._leave(job.key, None, OutcomeKind.FENCED)
         begun = [row for row in rows if row is not None]
-        return self._end_without_table(begun)
+        return self._end_refused(begun)
 
-    def _end_without_table(self, jobs: Sequence[Job]) -> list[Job]:
-        """End the jobs of accounts that have no table to read any more; return the others."""
+    def _end_refused(self, jobs: Sequence[Job]) -> list[Job]:
+        """End the jobs of accounts that have no table to read any more, or may begin nothing now.
+
+        Return the others.
+        """
         source = self._services.scan_config.source
         ended: dict[str, RunOutcome] = {}
         for account in {job.account for job in jobs}:
+            try:
+                self._services.consumer_services.abandoned.check(account)
+            except TooManyAbandoned as error:
+                ended[account] = self._outcomes.fail(error, at=self._clock.wall_ms(), by_source=False)
+                continue
             try:
                 gone = source.why_gone(self.iteration.table_id, account)
                 if gone is not None:
@@ -289,7 +299,9 @@ class IterationRunner:
         reader = None if rounds is None else RoundReader(rounds)
         self._services = IterationServices(
             log=log,
-            scan_config=ScanConfig(source, settings.jobs, frames, reader, clock),
+            scan_config=ScanConfig(
+                source, settings.jobs, frames, reader, clock, SpoolTotals(settings.api.spool_limits)
+            ),
             consumer_services=ConsumerServices(
                 log, settings, find, spark, clock, abandoned or AbandonedConsumers(), grace_s
             ),

@@ -20,7 +20,7 @@ from penstock.errors import Aborted, Invalid, StaleRead, Unavailable
 from penstock.follow.source import ScanSource, TableGone, TableScan
 from penstock.jobs.error_codes import failure_of
 from penstock.jobs.iteration.caps import caps_of
-from penstock.jobs.iteration.fan_out import FanOut
+from penstock.jobs.iteration.fan_out import UNCOUNTED, FanOut, SpoolTotals
 from penstock.jobs.iteration.iteration import Iteration
 from penstock.jobs.iteration.ordering import BatchProjection, ConsumerBatch, iter_in_order, mark_last
 from penstock.jobs.iteration.range_read import EarlyRead, RangeRead, RoundReader, union_columns
@@ -70,6 +70,7 @@ class ScanConfig:
     reader: RoundReader | None = None
     """Reads batches on Spark; None: this process reads them."""
     clock: Clock = SYSTEM
+    spools: SpoolTotals = UNCOUNTED
 
 
 class SharedScan:
@@ -111,6 +112,8 @@ class SharedScan:
             open_spool=lambda number: SpillQueue(
                 scratch / f"spool-{self._number(number)}", ConsumerBatch._make
             ),
+            account=iteration.account,
+            totals=config.spools,
             clock=config.clock,
         )
 

@@ -90,6 +90,7 @@ class LeaseTerm:
             source,
             self._scheduler,
             lease,
+            jobs_max=settings.iteration_consumers,
             allowed_code=settings.allowed_code,
             clock=clock,
         )

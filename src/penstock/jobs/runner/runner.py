@@ -7,6 +7,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Fenced, PenstockError
 from penstock.follow.source import ScanSource
 from penstock.jobs.iteration.consumer_run import AbandonedConsumers
+from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.lease_term import LeaseTerm, SideTask
 from penstock.jobs.runner.seams import AcquireLease, OpenScheduler, RunnerFeed, RunnerLease, RunnerLog
 from penstock.metrics import JOBS_RUNNER, JOBS_TAKEOVERS_TOTAL
@@ -21,15 +22,16 @@ class WornOut(PenstockError):
     """Too many consumers of this process were abandoned and have not returned; only its end ends them."""
 
 
-def watch_abandoned(abandoned: AbandonedConsumers, limit: int, *, clock: Clock = SYSTEM) -> SideTask:
-    """Return the side task that ends the process, by WornOut, once more than `limit` are abandoned."""
+def watch_abandoned(abandoned: AbandonedConsumers, *, clock: Clock = SYSTEM) -> SideTask:
+    """Return the side task that ends the process, by WornOut, once too many are abandoned."""
 
-    async def watch(_board: object, _lease: RunnerLease) -> None:
-        while abandoned.count <= limit:
+    async def watch(board: JobBoard, _lease: RunnerLease) -> None:
+        while not abandoned.worn_out:
             await clock.sleep(_WAIT_S)
+            abandoned.accounts = frozenset(tracked.job.account for tracked in board)
         raise WornOut(
-            f"more than {limit} consumers do not return (jobs.abandoned_max); the process ends to be rid of"
-            " them: restart it, and check the targets of stalled jobs"
+            f"more than {abandoned.most} consumers do not return (jobs.abandoned_max); the process ends to be"
+            " rid of them: restart it, and check the targets of stalled jobs"
         )
 
     return watch

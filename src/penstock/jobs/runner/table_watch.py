@@ -47,9 +47,11 @@ class TableWatch:
         scheduler: RunnerScheduler,
         lease: RunnerLease,
         *,
+        jobs_max: int,
         allowed_code: tuple[str, ...] = (),
         clock: Clock = SYSTEM,
     ) -> None:
+        """Begin iterations of at most `jobs_max` jobs."""
         self.now_ts: int | None = None
         """The database's time when tables were last checked; None: it could not be read."""
         self.missed: set[int] = set()
@@ -58,6 +60,7 @@ class TableWatch:
         self._source = source
         self._scheduler = scheduler
         self._lease = lease
+        self._jobs_max = jobs_max
         self._clock = clock
         self._triggers = TriggerRunner(allowed_code, clock=clock)
         self._last_error = ""
@@ -200,7 +203,7 @@ class TableWatch:
             if table is not None:
                 plan = table.plan(readable, now_ts=self.now_ts, now=now, fast=tables[table_id])
                 JOBS_RAISED_WATERMARKS_TOTAL.inc(plan.raised)
-                planned += plan.iterations
+                planned += [part for whole in plan.iterations for part in whole.divide(self._jobs_max)]
         planned.sort(key=lambda item: -max(job.job.spec.priority for job in item.candidate.jobs))
         return planned
 

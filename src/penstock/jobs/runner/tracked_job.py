@@ -303,6 +303,12 @@ class PlannedIteration:
     candidate: Candidate
     to_ts: int
 
+    def divide(self, jobs_max: int) -> "list[PlannedIteration]":
+        """Return the iteration as several of the same range, each with at most so many jobs."""
+        jobs = self.candidate.jobs
+        groups = [jobs[start : start + jobs_max] for start in range(0, len(jobs), jobs_max)]
+        return [PlannedIteration(replace(self.candidate, jobs=group), self.to_ts) for group in groups]
+
 
 class Plan(NamedTuple):
     """The iterations to run now."""

@@ -1,5 +1,6 @@
 """Which waiting iteration runs next: fair between accounts, then by priority, then by age. Pure."""
 
+import sys
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ class _Account:
     weight: int
     served: float
     running: int = 0
+    consumers: int = 0  # of its iterations that run
     places: list[tuple[int, int]] = field(default_factory=list)  # of its waiting iterations, sorted
 
     @property
@@ -55,13 +57,21 @@ class FairQueue:
 
     An account that has fewer workers than others, relative to its weight, comes first; of equal ones the one
     that has been served less. So an account with a thousand iterations does not delay another's only one by
-    more than what runs already; `shares` says what may run beside that. A job is in the queue at most once.
+    more than what runs already; `shares` says what may run beside that. The iterations of an account that run
+    have at most `consumers_max` consumers, each a thread; one iteration may have more. A job is in the queue
+    at most once.
     """
 
     def __init__(
-        self, waiting_max: int, weights: Mapping[str, int] | None = None, shares: Shares = UNLIMITED
+        self,
+        waiting_max: int,
+        weights: Mapping[str, int] | None = None,
+        shares: Shares = UNLIMITED,
+        *,
+        consumers_max: int = sys.maxsize,
     ) -> None:
         self._waiting_max = waiting_max
+        self._consumers_max = consumers_max
         self._weights = dict(weights or {})
         self._shares = shares
         self._accounts: dict[str, _Account] = {}
@@ -135,7 +145,9 @@ class FairQueue:
         ready = [
             account
             for account in active
-            if account.places and self._shares.allow(account.running, total, alone=len(active) == 1)
+            if account.places
+            and self._shares.allow(account.running, total, alone=len(active) == 1)
+            and self._has_room(account)
         ]
         if not ready:
             return None
@@ -143,13 +155,20 @@ class FairQueue:
         first = min(ready, key=_turn)
         first.running += 1
         taken = self._ready.pop(first.places.pop(0)[1])
+        first.consumers += len(taken.iteration.jobs)
         self._forget(taken)
         return taken
 
-    def finish(self, account_name: str, seconds: float) -> None:
+    def _has_room(self, account: _Account) -> bool:
+        """Return whether the consumers of an account's next iteration may run beside its others."""
+        wanted = len(self._ready[account.places[0][1]].iteration.jobs)
+        return not account.running or account.consumers + wanted <= self._consumers_max
+
+    def finish(self, account_name: str, seconds: float, *, consumers: int = 1) -> None:
         """Record that an iteration of the account has given its worker back after so many seconds."""
         account = self._accounts[account_name]
         account.running -= 1
+        account.consumers -= consumers
         account.served += max(seconds, QUANTUM_S) / account.weight
         for name, other in list(self._accounts.items()):
             if other.idle and other.served <= self._passed:

@@ -79,7 +79,7 @@ class Scheduler:
         self._ready = threading.Condition(self._lock)  # an iteration can be taken, or the scheduler closes
         self._duties = threading.Condition(self._lock)  # the clerk thread has something to do
         shares = Shares.of(settings.workers, settings.account_workers)
-        self._queue = FairQueue(settings.queue_max, weights, shares)
+        self._queue = FairQueue(settings.queue_max, weights, shares, consumers_max=settings.account_consumers)
         self._running: dict[int, _Running] = {}
         self._jobs: dict[JobKey, Waiting] = {}  # jobs that have not left, and the iteration they came with
         self._unwritten: list[tuple[int, Job]] = []  # canceled while they waited; not in the log yet
@@ -207,7 +207,7 @@ class Scheduler:
         waiting, iteration = running.waiting, running.waiting.iteration
         with self._lock:
             del self._running[waiting.number]
-            self._queue.finish(iteration.account, seconds)
+            self._queue.finish(iteration.account, seconds, consumers=len(iteration.jobs))
             unwanted = {job.key for job in again} if self._closing else running.run.canceled
             self._unwritten += [(waiting.number, job) for job in again if job.key in unwanted]
             left = tuple(job for job in again if job.key not in unwanted)
