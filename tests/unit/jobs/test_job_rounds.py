@@ -121,6 +121,49 @@ def test_accounts_take_turns(world: TableWorld) -> None:
     assert len(queue), "a round has a bound"
 
 
+def test_long_reads_of_one_account_leave_a_job_and_a_core_to_others(world: TableWorld) -> None:
+    queue = ReadQueue()
+    for _ in range(20):
+        queue.add(part_of(world, account="ann", nbytes=LARGE_BYTES))
+    alone = _take_all(queue, cores=4)
+    assert [part.account for round_ in alone for part in round_.parts] == ["ann"] * 8
+    queue.add(part_of(world, account="bob", nbytes=LARGE_BYTES))
+    (others,) = _take_all(queue, cores=4)
+    assert others.parts[0].account == "bob", "beside what runs already"
+    queue.finish(others)
+    for round_ in alone[:5]:
+        queue.finish(round_)
+    assert _take_all(queue, cores=4) == [], "three of four cores are held"
+    queue.finish(alone[5])
+    assert len(_take_all(queue, cores=4)) == 1
+
+
+def test_slow_reads_of_one_account_do_not_delay_those_of_another(world: TableWorld) -> None:
+    queue = ReadQueue()
+    for account in ("ann", "ann", "bob"):
+        slow = part_of(world, account=account)
+        slow.slow = True
+        if account == "bob":
+            (first,) = _take_all(queue, cores=2)
+            late = part_of(world, account="ann")
+            late.slow = True
+            queue.add(late)
+        queue.add(slow)
+    (second,) = _take_all(queue, cores=2)
+    assert [part.account for part in second.parts] == ["bob"]
+    queue.finish(second)
+    queue.finish(first)
+    (third,) = _take_all(queue, cores=2)
+    assert [part.account for part in third.parts] == ["ann"]
+
+
+def _take_all(queue: ReadQueue, cores: int) -> list[ReadRound]:
+    taken = []
+    while (round_ := queue.take(cores)) is not None:
+        taken.append(round_)
+    return taken
+
+
 def test_a_large_part_has_a_job_of_its_own_and_nobody_waits_for_it(world: TableWorld) -> None:
     small_is_there = threading.Event()
 

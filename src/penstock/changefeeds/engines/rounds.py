@@ -16,8 +16,9 @@ order. A task puts its file when the one before it is on the remote.
 import asyncio
 import logging
 import pickle
+import sys
 import traceback
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -87,9 +88,10 @@ class LaneRules:
 
 _LANES = {
     Lane.FAST: LaneRules(2.0, threads=8, jobs=2, share=1.0),
-    Lane.SLOW: LaneRules(10.0, threads=32, jobs=1, share=0.5),
-    Lane.STUCK: LaneRules(30.0, threads=32, jobs=1),
-    Lane.LARGE: LaneRules(60.0, threads=1, jobs=8, files=1),
+    # The last job of these is for an account that has none.
+    Lane.SLOW: LaneRules(10.0, threads=32, jobs=2, share=0.5),
+    Lane.STUCK: LaneRules(30.0, threads=32, jobs=2),
+    Lane.LARGE: LaneRules(60.0, threads=1, jobs=9, files=1),
 }
 _JOBS_MAX = sum(rules.jobs for rules in _LANES.values())
 
@@ -134,12 +136,17 @@ class RoundQueue:
 
     A file that comes after another of its dispatcher goes into the same job as that one, behind it, or into a
     job after that one has ended. So a task waits only for tasks that started before it.
+
+    Tasks of files that are not fast hold a core for long. So an account that has some leaves the last job of
+    the lane to others, and once there are several accounts it leaves a core to them.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Lane, OrderedDict[str, deque[RoundFile]]] = {lane: OrderedDict() for lane in Lane}
         self._lanes: OrderedDict[str, Lane] = OrderedDict()  # of dispatchers that are not fast
         self._running = dict.fromkeys(Lane, 0)  # jobs
+        self._held: Counter[str] = Counter()  # tasks of files that are not fast, by account
+        self._accounts: set[str] = set()  # all that have come
         self._unfinished: set[tuple[str, str]] = set()  # keys and paths of files that wait or are made
         self._behind: dict[tuple[str, str], RoundFile] = {}  # files by the one that must come before
 
@@ -154,6 +161,7 @@ class RoundQueue:
 
     def add(self, file: RoundFile) -> None:
         """Queue a file."""
+        self._accounts.add(file.account)
         before = file.key, file.direct.file.after
         self._unfinished.add(file.place)
         if before in self._unfinished:
@@ -178,16 +186,44 @@ class RoundQueue:
         for lane, rules in _LANES.items():
             if self._running[lane] >= rules.jobs:
                 continue
-            files = self._take_files(lane, rules.files)
+            files = self._take_allowed(lane, cores)
             if files and lane is Lane.LARGE:
-                self._running[lane] += 1
-                return Round(tuple((file,) for file in self._take_train(files[0], cores)), lane)
+                return self._begin(tuple((file,) for file in self._take_train(files[0], cores)), lane)
             if files:
                 nbytes = sum(file.direct.weight for file in files)
                 tasks = max(-(-len(files) // rules.threads), nbytes // _TASK_BYTES)
-                self._running[lane] += 1
-                return Round(spread(files, min(tasks, rules.tasks(cores)), weight=_weight), lane)
+                return self._begin(spread(files, min(tasks, rules.tasks(cores)), weight=_weight), lane)
         return None
+
+    def _begin(self, tasks: tuple[tuple[RoundFile, ...], ...], lane: Lane) -> Round:
+        round_ = Round(tasks, lane)
+        self._running[lane] += 1
+        self._held.update(_holders(round_))
+        return round_
+
+    def _take_allowed(self, lane: Lane, cores: int) -> list[RoundFile]:
+        """Take files of the accounts that may have another job of the lane."""
+        accounts = self._waiting[lane]
+        refused = (
+            {}
+            if lane is Lane.FAST
+            else {
+                account: accounts.pop(account)
+                for account in list(accounts)
+                if self._held[account] and not self._may_hold_more(account, lane, cores)
+            }
+        )
+        files = self._take_files(lane, _LANES[lane].files)
+        accounts.update(refused)
+        return files
+
+    def _may_hold_more(self, account: str, lane: Lane, cores: int) -> bool:
+        room = self._room(account, cores)
+        return room > 0 and self._running[lane] < _LANES[lane].jobs - 1
+
+    def _room(self, account: str, cores: int) -> int:
+        """Return how many more tasks that hold a core an account may have."""
+        return max(1, cores - 1) - self._held[account] if len(self._accounts) > 1 else sys.maxsize
 
     def _take_files(self, lane: Lane, count_max: int) -> list[RoundFile]:
         """Take files in turns of the accounts, so that none of them fills a round alone while others wait.
@@ -215,7 +251,8 @@ class RoundQueue:
     def _take_train(self, first: RoundFile, cores: int) -> list[RoundFile]:
         """Take the files that come after one, each with a task of its own; tasks start in order."""
         train = [first]
-        while len(train) < _TRAIN_PER_CORE * cores:
+        length = min(_TRAIN_PER_CORE * cores, self._room(first.account, cores))
+        while len(train) < length:
             follower = self._behind.get(train[-1].place)
             if follower is None or follower.cancelled or follower.direct.weight < LARGE_BYTES:
                 break
@@ -227,6 +264,7 @@ class RoundQueue:
     ) -> None:
         """End a job whose files took so many seconds. Queue its unfinished files again."""
         self._running[round_.lane] -= 1
+        self._held.subtract(_holders(round_))
         for file in round_.files if round_.lane is not Lane.LARGE else ():
             lane = _fit_lane(seconds.get(file, 0.0))
             self._lanes.pop(file.key, None)
@@ -240,6 +278,13 @@ class RoundQueue:
                 self.add(file)
             else:
                 self._leave(file)
+
+
+def _holders(round_: Round) -> Counter[str]:
+    """Return how many tasks of a round hold a core for each account."""
+    if round_.lane is Lane.FAST:
+        return Counter()
+    return Counter(account for task in round_.tasks for account in {file.account for file in task})
 
 
 def _fit_lane(seconds: float) -> Lane:

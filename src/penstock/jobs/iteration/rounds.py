@@ -12,10 +12,11 @@ slow ones.
 
 import logging
 import pickle
+import sys
 import tempfile
 import threading
 import traceback
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
@@ -80,8 +81,9 @@ class ReadLaneRules:
 
 _LANES = {
     ReadLane.SMALL: ReadLaneRules(2.0, jobs=2, parts=1024, threads=8, spread=True),
-    ReadLane.SLOW: ReadLaneRules(30.0, jobs=1, parts=256, threads=32),
-    ReadLane.LARGE: ReadLaneRules(900.0, jobs=8, parts=1, threads=1),
+    # The last job of these is for an account that has none.
+    ReadLane.SLOW: ReadLaneRules(30.0, jobs=2, parts=256, threads=32),
+    ReadLane.LARGE: ReadLaneRules(900.0, jobs=9, parts=1, threads=1),
 }
 _JOBS_MAX = sum(rules.jobs for rules in _LANES.values())
 
@@ -205,19 +207,26 @@ class ReadRound:
 
 
 class ReadQueue:
-    """Parts that wait for a job, by lane and account. Decides which of them the next job reads. Pure."""
+    """Parts that wait for a job, by lane and account. Decides which of them the next job reads. Pure.
+
+    Jobs of slow and of large parts hold a core for long. So an account that has one of these leaves the last
+    one of the lane to others, and once there are several accounts it leaves a core to them.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[ReadLane, OrderedDict[str, deque[RoundPart]]] = {
             lane: OrderedDict() for lane in ReadLane
         }
         self._running = dict.fromkeys(ReadLane, 0)
+        self._held: Counter[str] = Counter()  # jobs of slow and large parts, by account
+        self._accounts: set[str] = set()  # all that have come
 
     def __len__(self) -> int:
         return sum(len(queue) for accounts in self._waiting.values() for queue in accounts.values())
 
     def add(self, part: RoundPart) -> None:
         """Queue a part."""
+        self._accounts.add(part.account)
         self._waiting[part.lane].setdefault(part.account, deque()).append(part)
 
     def take(self, cores: int) -> ReadRound | None:
@@ -225,13 +234,34 @@ class ReadQueue:
         for lane, rules in _LANES.items():
             if self._running[lane] >= rules.jobs:
                 continue
-            parts = self._take_parts(self._waiting[lane], rules.parts)
+            parts = self._take_allowed(lane, cores)
             if parts:
                 self._running[lane] += 1
+                self._held.update(_holders(parts, lane))
                 wanted = max(-(-len(parts) // rules.threads), sum(map(_weight, parts)) // _TASK_BYTES, 1)
                 tasks = min(wanted, cores) if rules.spread else 1
                 return ReadRound(spread(parts, tasks, weight=_weight), lane)
         return None
+
+    def _take_allowed(self, lane: ReadLane, cores: int) -> list[RoundPart]:
+        """Take parts of the accounts that may have another job of the lane."""
+        accounts = self._waiting[lane]
+        refused = (
+            {}
+            if lane is ReadLane.SMALL
+            else {
+                account: accounts.pop(account)
+                for account in list(accounts)
+                if self._held[account] and not self._may_hold_more(account, lane, cores)
+            }
+        )
+        parts = self._take_parts(accounts, _LANES[lane].parts)
+        accounts.update(refused)
+        return parts
+
+    def _may_hold_more(self, account: str, lane: ReadLane, cores: int) -> bool:
+        most = max(1, cores - 1) if len(self._accounts) > 1 else sys.maxsize
+        return self._held[account] < most and self._running[lane] < _LANES[lane].jobs - 1
 
     def _take_parts(self, accounts: OrderedDict[str, deque[RoundPart]], count_max: int) -> list[RoundPart]:
         """Take parts in turns of the accounts, so that none fills a round alone while others wait."""
@@ -250,6 +280,7 @@ class ReadQueue:
     def finish(self, round_: ReadRound) -> None:
         """Say that a job has ended."""
         self._running[round_.lane] -= 1
+        self._held.subtract(_holders(round_.parts, round_.lane))
 
     def take_all(self) -> list[RoundPart]:
         """Take everything that waits."""
@@ -257,6 +288,11 @@ class ReadQueue:
         for accounts in self._waiting.values():
             accounts.clear()
         return parts
+
+
+def _holders(parts: Iterable[RoundPart], lane: ReadLane) -> set[str]:
+    """Return the accounts that hold a core for long by a job of these parts."""
+    return set() if lane is ReadLane.SMALL else {part.account for part in parts}
 
 
 def _weight(part: RoundPart) -> int:

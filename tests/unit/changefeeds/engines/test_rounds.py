@@ -121,6 +121,58 @@ def test_an_account_with_many_files_leaves_room_for_others() -> None:
     assert "few" in names(queue.take(cores=2))
 
 
+def _take_all(queue: RoundQueue, cores: int) -> list[Round]:
+    taken = []
+    while (round_ := queue.take(cores)) is not None:
+        taken.append(round_)
+    return taken
+
+
+def test_files_of_one_account_that_hang_leave_a_job_and_a_core_to_others() -> None:
+    queue = RoundQueue()
+    for number in range(20):
+        queue.add(waiting(f"ann{number}", LARGE_BYTES, account="ann"))
+    alone = _take_all(queue, cores=4)
+    assert len(alone) == 8
+    queue.add(waiting("bob", LARGE_BYTES, account="bob"))
+    (others,) = _take_all(queue, cores=4)
+    assert names(others) == ["bob"], "beside what runs already"
+    queue.finish(others, [], {})
+    for round_ in alone[:5]:
+        queue.finish(round_, [], {})
+    assert _take_all(queue, cores=4) == [], "three of four cores are held"
+    queue.finish(alone[5], [], {})
+    assert len(_take_all(queue, cores=4)) == 1
+
+
+def test_a_train_of_files_takes_not_every_core_from_other_accounts() -> None:
+    queue = RoundQueue()
+    queue.add(waiting("bob", account="bob"))
+    for file in train(9, LARGE_BYTES):
+        queue.add(file)
+    assert sorted(len(round_.tasks) for round_ in _take_all(queue, cores=4)) == [1, 3]
+
+
+def test_slow_files_of_one_account_do_not_delay_those_of_another() -> None:
+    queue = RoundQueue()
+
+    def add(name: str, account: str) -> None:
+        file = waiting(name, account=account)
+        file.tries = 2
+        queue.add(file)
+
+    add("first", "ann")
+    (first,) = _take_all(queue, cores=2)
+    add("late", "ann")
+    add("other", "bob")
+    (second,) = _take_all(queue, cores=2)
+    assert (names(first), names(second)) == (["first"], ["other"])
+    queue.finish(second, [], {})
+    queue.finish(first, [], {})
+    (third,) = _take_all(queue, cores=2)
+    assert names(third) == ["late"]
+
+
 def test_jobs_that_run_are_limited() -> None:
     queue = RoundQueue()
     running = []
