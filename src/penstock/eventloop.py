@@ -7,11 +7,14 @@ embedded store started from blocking code) shares this loop instead of starting 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 from penstock.clock import Clock
+from penstock.shares import Shares
 
 T = TypeVar("T")
 
@@ -151,17 +154,110 @@ async def call_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kw
     return await asyncio.wrap_future(called)
 
 
+Place = Callable[[], AbstractAsyncContextManager[None]]
+"""Holds one of the places of an account during a block."""
+
+
+class AccountPlaces:
+    """Places that the tasks of accounts hold for a while, by `shares`; others wait. For one event loop.
+
+    When a place is free, the account that holds the fewest is first.
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def enter(
+        self, account: str, *, wait_s: float | None = None, waiting_max: int | None = None
+    ) -> None:
+        """Wait for a place; call `leave` in the end.
+
+        Raises TimeoutError when none comes within `wait_s`, or more than `waiting_max` of the account wait.
+        """
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(account, deque())
+        waiting.append(turn)
+        self._give()
+        try:
+            if not turn.done() and (waiting_max is None or len(waiting) <= waiting_max):
+                async with asyncio.timeout(wait_s):
+                    await turn
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if not self._withdraw(account, turn):
+                self.leave(account)
+            raise
+        if self._withdraw(account, turn):
+            raise TimeoutError
+
+    def leave(self, account: str) -> None:
+        """Give a place back."""
+        self._held[account] -= 1
+        if not self._held[account]:
+            del self._held[account]
+        self._give()
+
+    @asynccontextmanager
+    async def hold(self, account: str) -> AsyncIterator[None]:
+        """Hold a place during the block."""
+        await self.enter(account)
+        try:
+            yield
+        finally:
+            self.leave(account)
+
+    def _withdraw(self, account: str, turn: "asyncio.Future[None]") -> bool:
+        """Let a task wait no longer; return False when it has a place already."""
+        if turn.done() and not turn.cancelled():
+            return False
+        waiting = self._waiting[account]
+        waiting.remove(turn)
+        if not waiting:
+            del self._waiting[account]
+        return True
+
+    def _give(self) -> None:
+        while True:
+            total, alone = self._held.total(), len(self._held.keys() | self._waiting.keys()) == 1
+            ready = [
+                account
+                for account, turns in self._waiting.items()
+                if self._shares.allow(self._held[account], total, alone=alone)
+                and any(not turn.cancelled() for turn in turns)
+            ]
+            if not ready:
+                return
+            account = min(ready, key=self._held.__getitem__)
+            self._held[account] += 1
+            turns = self._waiting[account]
+            first = next(turn for turn in turns if not turn.cancelled())
+            turns.remove(first)
+            if not turns:
+                del self._waiting[account]
+            first.set_result(None)
+
+
 class ThreadRunner:
     """Runs blocking calls beside the event loop, at most `count` at a time.
+
+    With `place`, each call holds one of the places of its account too.
 
     A cancelled call is awaited nevertheless: when the caller continues, nothing of the call happens later.
     """
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, *, place: Place | None = None) -> None:
+        self._place: Place = place or nullcontext
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a function in a thread; return its result, or raise what it raised."""
+        async with self._place():
+            return await self._call(function, *args, **kwargs)
+
+    async def _call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         submitted = self._pool.submit(function, *args, **kwargs)
         called = asyncio.wrap_future(submitted)
         try:

@@ -10,8 +10,7 @@ from prometheus_client import REGISTRY
 
 from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.runner import ChangefeedRunner
-from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder
 from penstock.clock import SYSTEM
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.follow.follower import JOBS_HOLDER
@@ -119,9 +118,9 @@ def test_changefeeds_of_an_account_above_its_limit_hold_nothing_until_they_catch
 async def _fall_behind(world: ApiWorld, tables: Mapping[str, int]) -> None:
     answers = threading.Event()
 
-    def open_engine(_: str, options: SinkOptions) -> SinkEngine:
+    def open_engine(order: EngineOrder) -> SinkEngine:
         answers.wait(120)
-        return LocalEngine(options.target)
+        return LocalEngine(order.options.target)
 
     def holds(account: str) -> bool:
         assert world.world.capture is not None

@@ -6,7 +6,7 @@ Log and metrics never contain a query, a header or a body.
 import asyncio
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from penstock import metrics
 from penstock.api.audit import record_request
 from penstock.api.errors import ProblemError, answer_failure, answer_refusal
 from penstock.clock import SYSTEM, Clock
+from penstock.eventloop import AccountPlaces
 from penstock.jobs.usage import Usage
 from penstock.shares import Shares
 
@@ -78,10 +79,9 @@ class ConcurrencyLimit:
 
     def __init__(self, app: ASGIApp, *, shares: Shares, wait_s: float = _TURN_S) -> None:
         self._app = app
-        self._shares = shares
+        self._places = AccountPlaces(shares)
         self._wait_s = wait_s
-        self._running: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting_max = _WAITING_PER_PLACE * shares.count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on in its turn."""
@@ -90,76 +90,23 @@ class ConcurrencyLimit:
             await self._app(scope, receive, send)
             return
         try:
-            await self._enter(caller.name)
-        except ProblemError as problem:
-            await answer_refusal(problem)(scope, receive, send)
+            await self._places.enter(caller.name, wait_s=self._wait_s, waiting_max=self._waiting_max)
+        except TimeoutError:
+            await answer_refusal(self._problem())(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
         finally:
-            self._leave(caller.name)
+            self._places.leave(caller.name)
 
-    async def _enter(self, account: str) -> None:
-        """Wait for a place; raise a 503 problem when none comes in time, or too many wait."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(account, deque())
-        waiting.append(turn)
-        self._begin_waiting()
-        try:
-            if not turn.done() and len(waiting) <= _WAITING_PER_PLACE * self._shares.count:
-                async with asyncio.timeout(self._wait_s):
-                    await turn
-        except TimeoutError:
-            pass
-        except asyncio.CancelledError:
-            if not self._withdraw(account, turn):
-                self._leave(account)
-            raise
-        if self._withdraw(account, turn):
-            raise ProblemError(
-                503,
-                "too many requests of the account run at the same time (api.account_requests); try again in a"
-                " moment",
-                why="requests",
-                headers={"Retry-After": "1"},
-            )
-
-    def _withdraw(self, account: str, turn: "asyncio.Future[None]") -> bool:
-        """Let a request wait no longer; return False when it has a place already."""
-        if turn.done() and not turn.cancelled():
-            return False
-        waiting = self._waiting[account]
-        waiting.remove(turn)
-        if not waiting:
-            del self._waiting[account]
-        return True
-
-    def _leave(self, account: str) -> None:
-        self._running[account] -= 1
-        if not self._running[account]:
-            del self._running[account]
-        self._begin_waiting()
-
-    def _begin_waiting(self) -> None:
-        """Give places to those who wait and may have one; accounts with fewer come first."""
-        while True:
-            total, alone = self._running.total(), len(self._running.keys() | self._waiting.keys()) == 1
-            ready = [
-                account
-                for account, turns in self._waiting.items()
-                if self._shares.allow(self._running[account], total, alone=alone)
-                and any(not turn.cancelled() for turn in turns)
-            ]
-            if not ready:
-                return
-            account = min(ready, key=self._running.__getitem__)
-            self._running[account] += 1
-            turns = self._waiting[account]
-            first = next(turn for turn in turns if not turn.cancelled())
-            turns.remove(first)
-            if not turns:
-                del self._waiting[account]
-            first.set_result(None)
+    def _problem(self) -> ProblemError:
+        return ProblemError(
+            503,
+            "too many requests of the account run at the same time (api.account_requests); try again in a"
+            " moment",
+            why="requests",
+            headers={"Retry-After": "1"},
+        )
 
 
 @dataclass(slots=True)

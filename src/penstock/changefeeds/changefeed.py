@@ -1,6 +1,7 @@
 """One changefeed through its failures: it runs until it is stopped, finished, or cannot go on."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 from penstock.changefeeds.failures import GIVE_UP_S, FailureTracker
 from penstock.changefeeds.model import ChangefeedState, ProgressStore
@@ -8,6 +9,7 @@ from penstock.changefeeds.resume import ChangefeedOptions, restore_progress
 from penstock.changefeeds.run import ChangefeedRun
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import SYSTEM, Clock
+from penstock.eventloop import Place
 from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 
@@ -29,8 +31,11 @@ class Changefeed:
         files: SinkFiles,
         progress: ProgressStore,
         give_up_s: float = GIVE_UP_S,
+        reading: Place = nullcontext,
         clock: Clock = SYSTEM,
     ) -> None:
+        """Replicate with these parts. Each read of the source holds a place of `reading`."""
+        self._reading = reading
         self._changefeed_id = changefeed_id
         self._options = options
         self._source = source
@@ -101,6 +106,7 @@ class Changefeed:
                 progress=self._progress,
                 options=self._options,
                 failures=self._failures,
+                reading=self._reading,
                 clock=self._clock,
             )
             await self._current_run.run()

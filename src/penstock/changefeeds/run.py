@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Collection, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from penstock.changefeeds.ddl_writer import DdlWriter
@@ -22,7 +23,8 @@ from penstock.changefeeds.resume import ChangefeedOptions, RestoredProgress, wit
 from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import Clock, physical_ms
 from penstock.errors import Invalid, PenstockError
-from penstock.eventloop import call_in_thread
+from penstock.eventloop import Place, call_in_thread
+from penstock.follow.slices import Slice
 from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 
@@ -51,8 +53,11 @@ class ChangefeedRun:
         progress: ProgressStore,
         options: ChangefeedOptions,
         failures: FailureTracker,
+        reading: Place = nullcontext,
         clock: Clock,
     ) -> None:
+        """Run with one sink. Each read of the source holds a place of `reading`."""
+        self._reading_place = reading
         self.checkpoint_ts = self.kept_ts = resumed.checkpoint_ts
         self._changefeed_id = changefeed_id
         self._source = source
@@ -269,11 +274,14 @@ class ChangefeedRun:
     async def _read(self, dispatcher: Dispatcher, asked: Read) -> None:
         limit = self._options.slice_limit.up_to(self._sink.slice_bytes(dispatcher.span))
         pace = self._pace
-        slice_ = await self._failures.retry(
-            lambda: self._source.next_slice(
-                dispatcher.span, asked.start, asked.upto_ts, limit, begin=dispatcher.begin
-            )
-        )
+
+        async def read() -> Slice | None:
+            async with self._reading_place():
+                return await self._source.next_slice(
+                    dispatcher.span, asked.start, asked.upto_ts, limit, begin=dispatcher.begin
+                )
+
+        slice_ = await self._failures.retry(read)
         self._reading -= 1
         event = dispatcher.finish_read(asked, slice_, pace=pace)
         if event is None:

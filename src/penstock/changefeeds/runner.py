@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from penstock.changefeeds.changefeed import Changefeed
 from penstock.changefeeds.commands import create_changefeed
@@ -15,15 +17,17 @@ from penstock.changefeeds.sinks.storage.cleanup import FileCleanup
 from penstock.changefeeds.sinks.storage.options import SinkOptions, confined_sink_options, sink_options
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
+from penstock.changefeeds.sinks.storage.spool import SpoolAllowance
 from penstock.changefeeds.store import ChangefeedStore, LeasedProgress
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
-from penstock.eventloop import call_in_thread
+from penstock.eventloop import AccountPlaces, Place, call_in_thread
 from penstock.follow.follower import SliceFollower
 from penstock.follow.holds import HeldHistory, choose_released, held_limits
 from penstock.metrics import SINK_HELD_BYTES
 from penstock.secret_references import UnresolvedReference
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
+from penstock.shares import Shares
 
 _POLL_S = 1.0
 _HELD_LAG_S = 60.0  # one that is less behind holds back little
@@ -31,7 +35,30 @@ _MEASURE_S = 60.0
 # For changefeeds that were stored before the lease time was a setting.
 _TTL_S = float(ChangefeedSettings.model_fields["lease_ttl_s"].default)
 
-OpenEngine = Callable[[str, SinkOptions], SinkEngine]
+_THREADS = Shares.of(256)  # for calls of remotes, and for work of `engine: local`
+_READS = Shares.of(256)  # reads of the event store that are under way, or wait for their follower's threads
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimits:
+    """What the changefeeds of an account share in a process: threads, reads and bytes of spools."""
+
+    thread: Place
+    read: Place
+    spools: SpoolAllowance | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOrder:
+    """The engine that a changefeed of an account needs; each call of a remote holds a `place`."""
+
+    changefeed_id: str
+    account: str
+    options: SinkOptions
+    place: Place
+
+
+OpenEngine = Callable[[EngineOrder], SinkEngine]
 """Opens the engine of a changefeed, on a thread, for each run: it may wait for Spark to start."""
 
 _log = logging.getLogger(__name__)
@@ -96,6 +123,9 @@ class ChangefeedRunner:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._opened: dict[str, _RunningChangefeed] = {}
         self._left: dict[str, str] = {}  # why changefeeds were left to others, as it was logged
+        self._threads = AccountPlaces(_THREADS)
+        self._reads = AccountPlaces(_READS)
+        self._limits: dict[str, AccountLimits] = {}
 
     async def run(self, *, until_idle: bool = False) -> None:
         """Run the changefeeds; with `until_idle` return once each has finished, failed or is stopped."""
@@ -183,6 +213,7 @@ class ChangefeedRunner:
                     self._store,
                     self._open_engine,
                     record.info,
+                    self._limits_of(record.info.account),
                     self._owner,
                     self._on_owned,
                     self._clock,
@@ -190,6 +221,17 @@ class ChangefeedRunner:
                 self._opened[record.info.id] = running
                 self._running[record.info.id] = asyncio.create_task(running.run())
         return True
+
+    def _limits_of(self, account: str) -> AccountLimits:
+        """Return what the account's changefeeds share; accounts are few, and so all of them are kept."""
+        if account not in self._limits:
+            nbytes = self._settings.api.spool_limits.get(account)
+            self._limits[account] = AccountLimits(
+                partial(self._threads.hold, account),
+                partial(self._reads.hold, account),
+                None if nbytes is None else SpoolAllowance(nbytes),
+            )
+        return self._limits[account]
 
     def _log_end(self, changefeed_id: str, task: "asyncio.Task[None]") -> None:
         error = task.exception()
@@ -219,6 +261,7 @@ class _RunningChangefeed:
         store: ChangefeedStore,
         open_engine: OpenEngine,
         info: ChangefeedInfo,
+        limits: AccountLimits,
         owner: str,
         on_owned: Callable[[], None] | None,
         clock: Clock,
@@ -227,6 +270,7 @@ class _RunningChangefeed:
         self._store = store
         self._open_engine = open_engine
         self._changefeed_id = info.id
+        self._limits = limits
         self.account = info.account
         self.source: SliceFollower | None = None
         """Reads its changes and holds their history; None while it is not open."""
@@ -265,7 +309,8 @@ class _RunningChangefeed:
         async with self._store_failure(lease):
             settings = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
             # A provider of secrets, or the file system of a tenant's target, may be slow.
-            options = await call_in_thread(confined_sink_options, self._settings, info.account, settings)
+            async with self._limits.thread():
+                options = await call_in_thread(confined_sink_options, self._settings, info.account, settings)
             run_options = changefeed_options(info, settings, flush_interval_s=options.flush_interval_s)
             target = options.target.open()
             source = await SliceFollower.connect(
@@ -284,6 +329,7 @@ class _RunningChangefeed:
                 open_sink=lambda: self._open_sink(files, lease, options),
                 files=files,
                 progress=lease,
+                reading=self._limits.read,
                 clock=self._clock,
             )
             cleanup = FileCleanup(target, options, lambda: changefeed.checkpoint_ts, clock=self._clock)
@@ -295,8 +341,18 @@ class _RunningChangefeed:
     async def _open_sink(
         self, files: RemoteFiles, lease: LeasedProgress, options: SinkOptions
     ) -> StorageSink:
-        engine = await call_in_thread(self._open_engine, self._changefeed_id, options)
-        return StorageSink(engine, files, lease, options, changefeed=self._changefeed_id, clock=self._clock)
+        order = EngineOrder(self._changefeed_id, self.account, options, self._limits.thread)
+        engine = await call_in_thread(self._open_engine, order)
+        return StorageSink(
+            engine,
+            files,
+            lease,
+            options,
+            changefeed=self._changefeed_id,
+            allowance=self._limits.spools,
+            place=self._limits.thread,
+            clock=self._clock,
+        )
 
     async def _drive(
         self, lease: LeasedProgress, info: ChangefeedInfo, changefeed: Changefeed, cleanup: FileCleanup

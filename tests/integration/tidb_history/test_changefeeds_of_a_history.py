@@ -15,9 +15,8 @@ from penstock.changefeeds.directory.reader import Ddl
 from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.engines.spark import SparkEngine
-from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
+from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder, create_configured_changefeeds
 from penstock.changefeeds.sinks.storage.layout import METADATA_PATH, decode_checkpoint
-from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.schema_file import SchemaFile
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.follow.ddl_events import OtherAction
@@ -124,10 +123,10 @@ def keep_dates(row: Row, rows: list[Row], dates: dict[str, bool]) -> Row:
 def running(world: HistoryWorld, spark: SparkSession) -> Iterator[None]:
     """Run the changefeeds: canal-json in this process, csv on Spark."""
 
-    def open_engine(feed: str, options: SinkOptions) -> SinkEngine:
-        if feed == "canal":
-            return LocalEngine(options.target)
-        return SparkEngine(spark, options.target, account=feed, threads=2)
+    def open_engine(order: EngineOrder) -> SinkEngine:
+        if order.changefeed_id == "canal":
+            return LocalEngine(order.options.target)
+        return SparkEngine(spark, order.options.target, changefeed=order.changefeed_id, threads=2)
 
     async def start() -> "asyncio.Task[None]":
         client = world.replay_state.client

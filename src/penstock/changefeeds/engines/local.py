@@ -18,7 +18,7 @@ from penstock.changefeeds.engines.engine import (
 )
 from penstock.changefeeds.engines.files import encode_slice, make_file, write_files
 from penstock.errors import Invalid, Unavailable
-from penstock.eventloop import ThreadRunner
+from penstock.eventloop import Place, ThreadRunner
 from penstock.object_storage import StorageRef
 
 Step = Literal["encode", "write", "written", "release"]
@@ -39,18 +39,24 @@ class LocalEngine:
     Payloads stay in memory until their segment is released. For tests: `at` is awaited before each step, and
     once more when files are on the remote and the caller does not know it yet (`written`); it may take time,
     fail, or never return. `lose` drops payloads as a lost executor does. `cores` is 1 otherwise: threads
-    share the interpreter.
+    share the interpreter. Each call holds a `place`.
     """
 
     def __init__(
-        self, target: StorageRef, *, at: Hook | None = None, threads: int = 8, cores: int = 1
+        self,
+        target: StorageRef,
+        *,
+        at: Hook | None = None,
+        threads: int = 8,
+        cores: int = 1,
+        place: Place | None = None,
     ) -> None:
         self.cores = cores
         self._making: dict[str, asyncio.Future[bool]] = {}  # by path; whether the file is on the remote
         self._target = target
         self._at = at
         self._writers = threads
-        self._threads = ThreadRunner(threads, "penstock-engine")
+        self._threads = ThreadRunner(threads, "penstock-engine", place=place)
         self._segments: dict[int, _Segment] = {}
         self._numbers = count(1)
         self._encoding_again = threading.Lock()

@@ -180,9 +180,9 @@ def _one_row(schema: pa.Schema, row: list[object]) -> pa.RecordBatch:
 
 
 class SparkEngine:
-    """Implements SinkEngine with Spark jobs.
+    """Implements SinkEngine with Spark jobs, for a changefeed of an account.
 
-    `account` names the scheduler pool of its jobs.
+    The account has the scheduler pool of its jobs, and its share of rounds.
     """
 
     def __init__(
@@ -190,6 +190,7 @@ class SparkEngine:
         spark: "SparkSession",
         target: "StorageRef",
         *,
+        changefeed: str = "",
         account: str = "",
         threads: int = 16,
         rounds: Rounds | None = None,
@@ -198,6 +199,7 @@ class SparkEngine:
         self._own_rounds = rounds is None
         self._rounds = rounds or Rounds(SparkJobs(lambda: spark))
         self._target = target
+        self._changefeed = changefeed or account
         self._account = account
         self.cores = default_parallelism(spark)
         self._write_rows = _writer(target, threads)
@@ -223,7 +225,7 @@ class SparkEngine:
     async def make_file(self, file: DirectFile) -> DirectResult:
         """Make a file in one stage, in a job with those that other changefeeds want at the same time."""
         result = await self._rounds.make_file(
-            self._target, file, changefeed=self._account, account=self._account
+            self._target, file, changefeed=self._changefeed, account=self._account
         )
         self._rows.count_made(result)
         return result
@@ -261,7 +263,7 @@ class SparkEngine:
             raise
 
     def _labelled(self, what: str, tag: str, job: Callable[[], T]) -> T:
-        name = f"changefeed {self._account}: {what}" if self._account else what
+        name = f"changefeed {self._changefeed}: {what}" if self._changefeed else what
         with translate_spark_errors(), labelled_jobs(self._spark, name, tag=tag, account=self._account):
             return job()
 

@@ -8,8 +8,7 @@ from penstock import tracing
 from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.engines.rounds import Rounds, SparkJobs, warm_up
-from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
-from penstock.changefeeds.sinks.storage.options import SinkOptions
+from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder, create_configured_changefeeds
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.service import print_ready, run_until_signalled, serve_metrics
 from penstock.clock import SYSTEM
@@ -54,14 +53,20 @@ async def _run(
         await create_configured_changefeeds(feeds, settings, now_ts=await client.timestamp())
         print_ready({"changefeeds": [feed.info.id for feed in await feeds.list()]} | metrics)
 
-        def open_engine(feed_id: str, options: SinkOptions) -> SinkEngine:
+        def open_engine(order: EngineOrder) -> SinkEngine:
+            options = order.options
             if settings.engine == "local":
-                return LocalEngine(options.target, threads=options.worker_count)
+                return LocalEngine(options.target, threads=options.worker_count, place=order.place)
             from penstock.changefeeds.engines.spark import SparkEngine  # imported late: it loads PySpark
 
             target = replace(options.target, url=absolute_url(options.target.url))
             return SparkEngine(
-                session.get(), target, account=feed_id, threads=options.worker_count, rounds=rounds
+                session.get(),
+                target,
+                changefeed=order.changefeed_id,
+                account=order.account,
+                threads=options.worker_count,
+                rounds=rounds,
             )
 
         rounds = Rounds(SparkJobs(session.get))

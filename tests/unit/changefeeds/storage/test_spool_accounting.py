@@ -2,7 +2,7 @@
 
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.sink import DmlEvent
-from penstock.changefeeds.sinks.storage.spool import Spool
+from penstock.changefeeds.sinks.storage.spool import Spool, SpoolAllowance
 from penstock.follow.slices import Position
 from support.sinkparts import slice_of
 
@@ -115,3 +115,20 @@ def test_many_small_items_hold_wakes_back_as_bytes_do() -> None:
     spool.remove([chunk(1, 1, 1)])
     assert len(spool.release_held()) == 1
     assert spool.keep_bytes == spool.low_bytes
+
+
+def test_spools_of_an_account_share_its_allowance() -> None:
+    allowance = SpoolAllowance(100)
+    allowance.open = 1
+    first = Spool(80, allowance=allowance)
+    assert (first.quota_bytes, first.room) == (80, 80), "its own quota counts too"
+    first.add([chunk(45)])
+    assert first.admit(event())
+    allowance.open = 2
+    assert (first.quota_bytes, first.room) == (50, 5)
+    held = event()
+    assert not first.admit(held), "its part is smaller now"
+    second = Spool(80, allowance=allowance)
+    assert second.room == 50
+    allowance.open = 1
+    assert first.release_held() == [held], "the other spool is closed"

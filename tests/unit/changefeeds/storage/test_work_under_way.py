@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
-from penstock.eventloop import Notifier, TaskScope, ThreadRunner, WakeUp
+from penstock.eventloop import AccountPlaces, Notifier, TaskScope, ThreadRunner, WakeUp
+from penstock.shares import Shares
 from penstock.testing.clock import ManualClock
 
 
@@ -121,3 +123,31 @@ async def test_a_call_gives_its_result_or_raises_what_it_raised() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         await threads.call(int, "seven")
     threads.close()
+
+
+async def test_calls_of_one_account_that_hang_leave_threads_to_another() -> None:
+    """As the sinks and engines of many changefeeds make them: each has its own runner."""
+    places, stop = AccountPlaces(Shares.of(8)), threading.Event()
+    runners = [ThreadRunner(64, "test-ann", place=partial(places.hold, "ann")) for _ in range(5)]
+    other = ThreadRunner(64, "test-bob", place=partial(places.hold, "bob"))
+
+    def hanging() -> int:
+        return sum(thread.name.startswith("test-ann") for thread in threading.enumerate())
+
+    calls = [asyncio.ensure_future(runner.call(stop.wait)) for runner in runners for _ in range(20)]
+    try:
+        while hanging() < 8:
+            await SYSTEM.sleep(0.001)
+        assert await asyncio.wait_for(other.call(int, "7"), 20) == 7
+        assert hanging() == 8
+        for waiting in calls[:50]:
+            waiting.cancel()
+        assert await asyncio.wait_for(other.call(int, "8"), 20) == 8
+    finally:
+        stop.set()
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(found is True for found in ended) >= 50
+    async with asyncio.timeout(20), places.hold("ann"):
+        pass
+    for runner in (*runners, other):
+        runner.close()

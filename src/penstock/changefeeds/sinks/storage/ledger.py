@@ -14,7 +14,7 @@ from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker, QueueItem
 from penstock.changefeeds.sinks.storage.buffers import Buffers, FileTask, SizeEstimator
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.spool import ITEMS_MAX, Spool
+from penstock.changefeeds.sinks.storage.spool import ITEMS_MAX, Spool, SpoolAllowance
 from penstock.clock import Clock
 
 _ENCODE_JOB_BYTES = 256 * 1024 * 1024
@@ -190,9 +190,10 @@ class Ledger:
         *,
         cores: int = 1,
         items_max: int = ITEMS_MAX,
+        allowance: SpoolAllowance | None = None,
     ) -> None:
         self.shards = Shards(options.worker_count)
-        self.spool = Spool(options.spool_disk_quota, items_max=items_max)
+        self.spool = Spool(options.spool_disk_quota, allowance=allowance, items_max=items_max)
         self._file_size = options.file_size
         self._file_ratios = SizeEstimator(options.file_size)  # bytes of a file per byte of its chunks
         # bytes of chunks per estimated byte of their slice
@@ -388,6 +389,10 @@ class Ledger:
     def _free(self, chunks: Sequence[Chunk]) -> None:
         for segment in self.spool.remove(chunks):
             self._on_free(segment)
+        self.release_held()
+
+    def release_held(self) -> None:
+        """Let dispatchers go on that waited for the spool, if it has room; else make its files due."""
         for event in self.spool.release_held():
             self._wake(event)
         self._relieve()

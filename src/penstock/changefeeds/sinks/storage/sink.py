@@ -10,10 +10,11 @@ from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
+from penstock.changefeeds.sinks.storage.spool import SpoolAllowance
 from penstock.changefeeds.sinks.storage.workers import EncodeLoop, WriteLoop, write_again
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
-from penstock.eventloop import Notifier, TaskScope, ThreadRunner, WakeUp
+from penstock.eventloop import Notifier, Place, TaskScope, ThreadRunner, WakeUp
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Slice, TableSpan
 
@@ -40,8 +41,17 @@ class StorageSink:
         options: SinkOptions,
         *,
         changefeed: str,
+        allowance: SpoolAllowance | None = None,
+        place: Place | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
+        """Make a sink; until it is closed, its spool is one of those that share the `allowance`.
+
+        Each call of the remote holds a `place`.
+        """
+        self._allowance = allowance
+        if allowance is not None:
+            allowance.open += 1
         self._engine = engine
         self._files = files
         self._progress = progress
@@ -49,10 +59,11 @@ class StorageSink:
         self._clock = clock
         self._metrics = SinkMetrics(changefeed)
         self._tasks = TaskScope()
-        self._threads = ThreadRunner(_THREADS, "penstock-sink")
-        self._ledger = Ledger(options, self._metrics, self._release, clock, cores=engine.cores)
-        spool = self._ledger.spool
-        self._metrics.set_marks(quota=spool.quota_bytes, high=spool.high_bytes, low=spool.low_bytes)
+        self._threads = ThreadRunner(_THREADS, "penstock-sink", place=place)
+        self._ledger = Ledger(
+            options, self._metrics, self._release, clock, cores=engine.cores, allowance=allowance
+        )
+        self._set_marks()
         self._writing = WriteLoop(
             engine,
             files,
@@ -188,6 +199,9 @@ class StorageSink:
         self._ledger.fail_markers(self._end)
         self._threads.close()
         self._metrics.forget()
+        if self._allowance is not None:
+            self._allowance.open -= 1
+            self._allowance = None
         await self._engine.close()
 
     async def _housekeep(self) -> None:
@@ -195,11 +209,17 @@ class StorageSink:
         swept_at = self._clock.monotonic()
         while True:
             self._metrics.set_oldest_age(self._ledger.oldest_age_s)
+            self._set_marks()
+            self._ledger.release_held()  # other spools of the account may have left room
             await self._clock.sleep(_AGE_INTERVAL_S)
             if self._clock.monotonic() - swept_at >= _SWEEP_INTERVAL_S:
                 swept_at = self._clock.monotonic()
                 with self._metrics.stage("sweep"):
                     await self._threads.call(self._files.sweep, _IDLE_S)
+
+    def _set_marks(self) -> None:
+        spool = self._ledger.spool
+        self._metrics.set_marks(quota=spool.quota_bytes, high=spool.high_bytes, low=spool.low_bytes)
 
     def _release(self, segment: int) -> None:
         self._tasks.start(self._release_segment(segment))

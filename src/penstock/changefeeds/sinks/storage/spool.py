@@ -18,6 +18,20 @@ class _Segment:
     nbytes: int
 
 
+class SpoolAllowance:
+    """Bytes that the open spools of one account may have together: each gets the same part of them. Pure."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self.open = 0
+        """How many spools there are."""
+
+    @property
+    def part(self) -> int:
+        """Bytes that one spool may have."""
+        return max(1, self._nbytes // max(1, self.open))
+
+
 class Spool:
     """Counts chunks, and holds back wakes while there are too many.
 
@@ -25,17 +39,24 @@ class Spool:
     without the spool, by what is expected of them; both decide about wakes, with hysteresis: bytes are with
     the engine, and every item has a description here, however small it is. A segment is released only as a
     whole. So the quota limits `retained_bytes`, all bytes of every segment that is not released, together
-    with what running encode jobs are expected to add.
+    with what running encode jobs are expected to add. The part of an `allowance` is a quota too.
     """
 
     def __init__(
-        self, quota_bytes: int, *, items_max: int = ITEMS_MAX, high: float = HIGH, low: float = LOW
+        self,
+        quota_bytes: int,
+        *,
+        allowance: SpoolAllowance | None = None,
+        items_max: int = ITEMS_MAX,
+        high: float = HIGH,
+        low: float = LOW,
     ) -> None:
         assert quota_bytes > 0, "a spool needs a quota"
         assert 0 < low < high <= 1, "wakes resume below where they stop"
-        self.quota_bytes = quota_bytes
-        self.high_bytes = int(quota_bytes * high)
-        self.low_bytes = int(quota_bytes * low)
+        self._quota_bytes = quota_bytes
+        self._allowance = allowance
+        self._high = high
+        self._low = low
         self._high_items = int(items_max * high)
         self._low_items = int(items_max * low)
         self.nbytes = 0
@@ -45,6 +66,22 @@ class Spool:
         self.paused = False
         self._held: list[DmlEvent] = []
         self._segments: dict[int, _Segment] = {}  # in the order in which they came
+
+    @property
+    def quota_bytes(self) -> int:
+        """The bytes that it may have now; the part of an allowance changes with the number of spools."""
+        part = self._quota_bytes if self._allowance is None else self._allowance.part
+        return min(self._quota_bytes, part)
+
+    @property
+    def high_bytes(self) -> int:
+        """Above it no dispatcher is woken."""
+        return int(self.quota_bytes * self._high)
+
+    @property
+    def low_bytes(self) -> int:
+        """At or below it all dispatchers are woken again."""
+        return int(self.quota_bytes * self._low)
 
     @property
     def held_wakes(self) -> int:
@@ -110,6 +147,7 @@ class Spool:
 
     def admit(self, event: DmlEvent) -> bool:
         """Return whether the event's dispatcher may go on now; if not, hold it for `release_held`."""
+        self._pause_if_full()  # its quota may be smaller by now
         if self.paused:
             self._held.append(event)
         return not self.paused
@@ -131,6 +169,7 @@ class Spool:
 
     def release_held(self) -> Sequence[DmlEvent]:
         """Return the held events that may go on now: all of them, or none."""
+        self._resume_if_low()  # its quota may be larger by now
         if self.paused or not self._held:
             return ()
         held, self._held = self._held, []
