@@ -15,12 +15,21 @@ from penstock.spark.jvm import find_context
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["enter_pool", "interrupt_jobs", "label_thread", "labelled_jobs", "without_tags"]
+__all__ = [
+    "JobProgress",
+    "enter_pool",
+    "interrupt_jobs",
+    "label_thread",
+    "labelled_jobs",
+    "read_progress",
+    "without_tags",
+]
 
 _log = logging.getLogger(__name__)
 
 _POOL = "spark.scheduler.pool"
 _DESCRIPTION = "spark.job.description"
+_JOB_RUNNING = "RUNNING"
 
 
 def enter_pool(spark: "SparkSession", account: str) -> None:
@@ -64,11 +73,47 @@ def labelled_jobs(spark: "SparkSession", what: str, *, tag: str, account: str = 
 
 
 def label_thread(spark: "SparkSession", what: str, *, tag: str) -> None:
-    """Run all jobs that this thread starts from now on under a description and a tag."""
+    """Run all jobs that this thread starts from now on under a description and a tag.
+
+    The tag is their group too, for `read_progress`. Spark Connect has tags only.
+    """
     context = find_context(spark)
     if context is not None:
-        context.setLocalProperty(_DESCRIPTION, what)
+        context.setJobGroup(tag, what)
     _tags(spark).add(tag)
+
+
+class JobProgress(NamedTuple):
+    """How far the jobs of a group are: it changes whenever one begins or one of their tasks completes."""
+
+    jobs: int
+    completed_tasks: int
+    waits_for_cores: bool
+    """Whether some run, and none of their tasks does."""
+
+
+def read_progress(spark: "SparkSession", group: str) -> JobProgress | None:
+    """Return the progress of the jobs of a group; None when Spark cannot tell.
+
+    Spark Connect cannot, and neither can a session that died.
+    """
+    context = find_context(spark)
+    if context is None:
+        return None
+    try:
+        tracker = context.statusTracker()
+        numbers = tracker.getJobIdsForGroup(group)
+        jobs = [job for number in numbers if (job := tracker.getJobInfo(number)) is not None]
+        completed = active = 0
+        for job in jobs:
+            for stage_id in job.stageIds:
+                stage = tracker.getStageInfo(stage_id)
+                completed += 0 if stage is None else stage.numCompletedTasks
+                active += 0 if stage is None else stage.numActiveTasks
+    except Exception:  # noqa: BLE001 - whatever Java answers when it ends
+        return None
+    waits = any(job.status == _JOB_RUNNING for job in jobs) and not active
+    return JobProgress(len(numbers), completed, waits)
 
 
 @contextmanager

@@ -1,9 +1,12 @@
 """Iterations whose consumers take their changes as a DataFrame, beside one that takes batches."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from prometheus_client import REGISTRY
 from pyspark.sql import SparkSession
 
 from penstock import tracing
@@ -119,3 +122,42 @@ async def test_what_executors_have_is_traced_as_well(spark: SparkSession, tmp_pa
                     trace = await world.do(receiver.wait_for, commit_ts, "job")
     (job,) = [span for span in trace if span.name == "job"]
     assert (job.attributes["penstock.job"], job.attributes["penstock.rows"]) == ("shop.items/a", 2)
+
+
+def hang_once(path: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function for tasks, of which the first never ends."""
+
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            Path(path).touch(exist_ok=False)
+        except FileExistsError:
+            yield from batches
+        else:
+            threading.Event().wait()
+
+    return work
+
+
+async def test_work_on_executors_of_which_no_task_completes_is_ended_and_retried(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    begun, rows = tmp_path / "begun", []
+
+    class Hanging(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            assert self.job.spark() is not None
+            changes = data.dataframe().select("id")
+            rows.extend(changes.mapInArrow(hang_once(str(begun)), "id long").toArrow().to_pylist())
+
+    async with job_world(tmp_path, jobs={"stall_s": 2.0}) as world:
+        await world.create("shop.items", COLUMNS)
+        await world.insert("shop.items", {"id": 1, "name": "a", "size": 1})
+        await world.register("shop.items/hang", consumer="hang")
+        running = world.running(
+            find=lambda _: Hanging, frames=SparkFrames(lambda: spark), spark=in_pool(spark)
+        )
+        before = REGISTRY.get_sample_value("penstock_jobs_stalled_total") or 0.0
+        async with running:
+            await world.until(lambda: bool(rows), "the iteration is not ended, or not retried")
+        assert (REGISTRY.get_sample_value("penstock_jobs_stalled_total") or 0.0) > before
+        assert not spark.sparkContext.statusTracker().getActiveJobsIds(), "the job of the hanging task runs"

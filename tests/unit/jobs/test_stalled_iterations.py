@@ -95,13 +95,91 @@ class _Frames:
         return
 
 
-def test_work_on_executors_is_left_to_the_timeouts_of_spark(bench: Bench) -> None:
+def test_work_on_executors_of_spark_connect_is_not_timed(bench: Bench) -> None:
     def write(_job: JobContext, data: DataRetriever) -> None:
         data.dataframe()
         threading.Event().wait(STALL_S * 3)
 
     bench.options |= {"frames": _Frames(), "spark": lambda _account: TaggedSession()}
     bench.consumers = {"copy": consumer_of(write)}
+    assert bench.run(job_row("j")) == []
+
+
+class _Stage:
+    numCompletedTasks = numActiveTasks = 1  # noqa: N815 - Spark's names
+
+
+class _Job:
+    stageIds, status = (1,), "RUNNING"  # noqa: N815 - Spark's name
+
+
+class _Context(TaggedSession):
+    """A context of which one task runs; a session is its own context."""
+
+    def __init__(self, *, active: int = 1) -> None:
+        super().__init__()
+        self.stage = _Stage()
+        self.stage.numActiveTasks = active
+        self.group = ""
+        self.addJobTag, self.cancelJobsWithTag = self.addTag, self.interruptTag
+        self.removeJobTag, self.getJobTags = self.removeTag, self.getTags
+
+    @property
+    def sparkContext(self) -> "_Context":
+        return self
+
+    def setJobGroup(self, group: str, _what: str) -> None:
+        self.group = group
+
+    def statusTracker(self) -> "_Context":
+        return self
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:
+        return [1] if group == self.group else []
+
+    def getJobInfo(self, _job: int) -> _Job:
+        return _Job()
+
+    def getStageInfo(self, _stage: int) -> _Stage:
+        return self.stage
+
+
+def _write_on_executors(bench: Bench, context: _Context, wait: Callable[[], object]) -> None:
+    class Writing(Consumer):
+        def consume(self, data: DataRetriever) -> None:
+            assert self.job.spark() is not None
+            data.dataframe()
+            wait()
+
+    bench.options |= {"frames": _Frames(), "spark": lambda _account: context}
+    bench.consumers = {"copy": Writing}
+
+
+def test_work_on_executors_of_which_no_task_completes_is_ended(bench: Bench) -> None:
+    context = _Context()
+
+    def work() -> None:
+        until(lambda: bool(context.interrupted))
+        raise ConnectionError("the job was cancelled")
+
+    _write_on_executors(bench, context, work)
+    (again,) = bench.run(job_row("j"))
+    assert again.status.error_code == ErrorCode.STALLED
+    assert context.interrupted == {context.group}, "its jobs are ended"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_work_on_executors_goes_on_while_tasks_complete_or_wait_for_cores(
+    bench: Bench, *, waits: bool
+) -> None:
+    context = _Context(active=0 if waits else 1)
+
+    def work() -> None:
+        for _ in range(30):
+            threading.Event().wait(STALL_S / 5)
+            context.stage.numCompletedTasks += not waits
+
+    _write_on_executors(bench, context, work)
     assert bench.run(job_row("j")) == []
 
 

@@ -33,6 +33,7 @@ from penstock.targets import TenantTargets
 
 if TYPE_CHECKING:
     from penstock.jobs.iteration.spark_frame import DataFrame, SparkSession
+    from penstock.spark.labels import JobProgress
 
 _log = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ class ConsumerRun:
         self._over = False
         self._tag = f"penstock-{services.clock.unique_id()}"
         self._session: SparkSession | None = None
+        self._on_executors: JobProgress | None = None  # as it was when this was last asked for
         self.abandoned = False
         """Whether the job continues without its thread."""
         self._thread = threading.Thread(
@@ -181,14 +183,13 @@ class ConsumerRun:
 
     @property
     def stalls_at(self) -> float | None:
-        """When to look whether the run makes no progress; None when it is to end anyway."""
+        """When to look whether the run makes progress; None when it is to end anyway."""
         if self._canceled or self._stalled is not None:
             return None
         now, limit_s = self._services.clock.monotonic(), self._stall_s
         found = self._retriever
         # A consumer that waits for changes waits for the source and for its siblings, not for its target.
-        # What executors do shows no progress here, and may take hours; Spark's tasks have their own timeouts.
-        excused = found is not None and (found.waiting or found.on_executors)
+        excused = found is not None and found.waiting
         return (now if excused else self._progress_at) + limit_s
 
     @property
@@ -197,13 +198,31 @@ class ConsumerRun:
         return self._services.settings.jobs.stall_s * patience
 
     def stall(self) -> None:
-        """End a run that makes no progress; it counts as failed, and is retried as such."""
+        """End a run that makes no progress, unless executors do; it counts as failed, and is retried as such.
+
+        What executors do is asked for only now, so a run on them ends after once to twice its time.
+        """
+        if self._over or self._executors_progress():
+            return
         self._stalled = Stalled(
-            f"the consumer took no changes and its target acknowledged nothing for {self._stall_s:g} s"
-            " (jobs.stall_s); check the target"
+            "the consumer took no changes, its target acknowledged nothing and no Spark task of it completed"
+            f" for {self._stall_s:g} s (jobs.stall_s); check the target"
         )
         metrics.JOBS_STALLED_TOTAL.inc()
         self._interrupt()
+
+    def _executors_progress(self) -> bool:
+        """Return whether tasks have completed since the last call, wait for cores, or cannot be asked for."""
+        session, found = self._session, self._retriever
+        if session is None or found is None or not found.on_executors:
+            return False
+        from penstock.spark.labels import read_progress
+
+        before, self._on_executors = self._on_executors, read_progress(session, self._tag)
+        if self._on_executors is None or self._on_executors.waits_for_cores or self._on_executors != before:
+            self._progressed()
+            return True
+        return False
 
     def _interrupt(self) -> None:
         self.give_up_at = self._services.clock.monotonic() + self._services.grace_s

@@ -178,27 +178,26 @@ class IterationRun:
 
     def _wait(self) -> None:
         """Wait until every consumer has ended; end those that stall, and abandon what does not end."""
-        while late := self._late_runs():
-            for run in late:
-                run.abandon()
+        while overdue := self._overdue_runs():
+            for run in overdue:  # without the lock, which others need to cancel: Spark may be asked
+                if run.give_up_at is None:
+                    run.stall()
+                elif run.give_up_at <= self._clock.monotonic():
+                    run.abandon()
 
-    def _late_runs(self) -> list[ConsumerRun]:
-        """Wait until there are runs to abandon, and return these; return none once all have ended."""
+    def _overdue_runs(self) -> list[ConsumerRun]:
+        """Wait until there are runs to end or to abandon, and return these; none once all have ended."""
         with self._changed:
             while self._open:
                 now = self._clock.monotonic()
                 runs = [self._runs[key] for key in self._open]
                 limits = [(run.give_up_at, run) for run in runs if run.give_up_at is not None]
-                late = [run for at, run in limits if at <= now]
-                if late:
-                    return late
-                checks = [(run.stalls_at, run) for run in runs]
-                stalled = [run for at, run in checks if at is not None and at <= now]
-                for run in stalled:
-                    run.stall()
-                if not stalled:
-                    times = [at for at, _ in (*limits, *checks) if at is not None]
-                    self._changed.wait(min(times) - now if times else None)
+                checks = [(at, run) for run in runs if (at := run.stalls_at) is not None]
+                overdue = [run for at, run in (*limits, *checks) if at <= now]
+                if overdue:
+                    return overdue
+                times = [at for at, _ in (*limits, *checks)]
+                self._changed.wait(min(times) - now if times else None)
         return []
 
     def _finish(self, shared: SharedScan, folder: Path) -> None:
