@@ -4,15 +4,21 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from prometheus_client import REGISTRY
 
+from penstock.changefeeds import runner as changefeed_runner
+from penstock.changefeeds.commands import create_changefeed
+from penstock.changefeeds.engines.engine import Chunk, DirectFile, DirectResult, EncodeWork, SinkEngine
+from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder
+from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.up.parts import move_folders
 from penstock.cli.up.supervisor import run_deployment
 from penstock.clock import SYSTEM
@@ -28,7 +34,8 @@ from penstock.jobs.spec import JobSpec
 from penstock.kv import Client, Transaction
 from penstock.kv.transact import transact
 from penstock.secret_keys import Keyring
-from penstock.settings import parse
+from penstock.settings import ApiSettings, ChangefeedSettings, parse
+from penstock.shares import Shares
 from penstock.tables import Catalog
 from penstock.testing.consumers import job_context
 from support.campaign import length
@@ -296,6 +303,67 @@ def test_several_accounts_with_too_many_abandoned_consumers_end_the_process() ->
     abandoned.check("account0")
     abandoned.accounts = frozenset({"ann"})
     abandoned.check("ann")
+
+
+class _HangingEngine(LocalEngine):
+    """An engine whose remote never answers."""
+
+    stop = threading.Event()
+    calls: ClassVar[list[str]] = []
+
+    async def make_file(self, file: DirectFile) -> DirectResult:
+        await self._threads.call(self._hang)
+        return await super().make_file(file)
+
+    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+        await self._threads.call(self._hang)
+        return await super().encode(work)
+
+    def _hang(self) -> None:
+        self.calls.append(threading.current_thread().name)
+        self.stop.wait()
+
+
+async def test_changefeeds_of_one_account_that_hang_do_not_delay_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changefeed_runner, "_THREADS", Shares.of(4))
+    monkeypatch.setattr(changefeed_runner, "_READS", Shares.of(4))
+    accounts = {
+        name: {"token": f"token-of-{name}-0123456789", "targets": [f"file://{tmp_path}/{name}"]}
+        for name in ("ann", "bob")
+    }
+
+    def open_engine(order: EngineOrder) -> SinkEngine:
+        kind = _HangingEngine if order.account == "ann" else LocalEngine
+        return kind(order.options.target, place=order.place)
+
+    async with job_world(tmp_path) as world:
+        feeds = ChangefeedStore(world.async_client, keys=Keyring(world.settings.secrets_dir))
+        settings = world.settings.model_copy(update={"api": ApiSettings(accounts=accounts)})
+        runner = ChangefeedRunner(settings, feeds, open_engine, owner="here")
+
+        async def create(account: str, name: str) -> None:
+            uri = f"file://{tmp_path}/{account}/{name}?protocol=csv&flush-interval=1s"
+            section = ChangefeedSettings(sink_uri=uri, tables=(f"of_{account}.*",), start="snapshot")
+            now_ts = await world.now_ts()
+            await create_changefeed(feeds, f"{account}-{name}", section, now_ts=now_ts, account=account)
+
+        await _make_database(world, "ann", 3)
+        await _make_database(world, "bob", 1)
+        for number in range(4):
+            await create("ann", f"copy{number}")
+        running = asyncio.create_task(runner.run())
+        try:
+            await _until(lambda: len(_HangingEngine.calls) == 4, "the changefeeds of ann do not hang")
+            await create("bob", "copy")
+            written = tmp_path / "bob" / "copy"
+            await _until(lambda: bool(list(written.rglob("CDC*.csv"))), "no file of bob is written")
+            assert len(_HangingEngine.calls) == 4
+        finally:
+            _HangingEngine.stop.set()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 def _series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
