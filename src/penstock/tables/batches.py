@@ -22,7 +22,7 @@ from penstock.tables.codec.ordered import INT_BYTES
 from penstock.tables.codec.rows import cell_of
 from penstock.tables.columns import ColumnFlag, ColumnInfo
 from penstock.tables.encoding import array_cells, join_fixed, ordered_ints, row_values, value_cells
-from penstock.tables.keys import Handle, encode_handle, index_prefix, record_prefix
+from penstock.tables.keys import Handle, common_handle, encode_handle, index_prefix, record_prefix
 from penstock.tables.online import WriteForm
 from penstock.tables.records import Record, default_value, in_key_only, to_signed
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexColumn, IndexInfo, TableInfo
@@ -174,7 +174,7 @@ class RowBatch:
             return [to_signed(int(datum.value or 0)) for datum in datums_]
         assert self.table.primary_index is not None
         parts = [self._key_parts(part) for part in self.table.primary_index.columns]
-        return list(map(b"".join, zip(*parts, strict=True)))
+        return list(map(common_handle, zip(*parts, strict=True)))
 
     @cached_property
     def homes(self) -> list[int]:

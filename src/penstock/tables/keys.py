@@ -4,6 +4,7 @@ A *handle* identifies a row of its table: an int, or the bytes of a common handl
 columns).
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.errors import Invalid, show_key
@@ -18,6 +19,7 @@ INDEX_SEPARATOR = b"_i"
 META_PREFIX = b"m"
 PREFIX_BYTES = len(TABLE_PREFIX) + INT_BYTES + len(RECORD_SEPARATOR)
 INT_RECORD_KEY_BYTES = PREFIX_BYTES + INT_BYTES
+COMMON_HANDLE_BYTES_MIN = 1 + INT_BYTES
 TEMP_INDEX = 0x7FFF000000000000
 
 META_STRING = ord("s")
@@ -40,6 +42,14 @@ def record_range(table_id: int) -> tuple[bytes, bytes]:
     """Return the range of a table's records: start inclusive, end exclusive."""
     prefix = record_prefix(table_id)
     return prefix, prefix_end(prefix)
+
+
+def common_handle(parts: Iterable[bytes]) -> bytes:
+    """Return the handle of encoded primary key columns.
+
+    Zeros fill it up to nine bytes, as TiDB does, so that it is longer than an integer handle.
+    """
+    return b"".join(parts).ljust(COMMON_HANDLE_BYTES_MIN, b"\0")
 
 
 def encode_handle(handle: Handle) -> bytes:

@@ -12,7 +12,7 @@ from penstock.errors import Invalid
 from penstock.tables.codec import collations, datums, rows
 from penstock.tables.codec.datums import NULL, Datum, DatumKind
 from penstock.tables.columns import CURRENT_DATE, ColumnInfo, Tp
-from penstock.tables.keys import Handle, decode_record_key
+from penstock.tables.keys import Handle, common_handle, decode_record_key
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexColumn, TableInfo
 from penstock.tables.values import datum_of_cell, from_datum, storage_kind, to_cell, to_datum, zero_value
 
@@ -121,7 +121,7 @@ def handle_of(table: TableInfo, record: Record) -> Handle:
     if table.handle_kind is HandleKind.INT:
         return to_signed(int(record[table.primary_key[0].id].value or 0))
     assert table.primary_index is not None
-    return b"".join(key_part(table, part, record) for part in table.primary_index.columns)
+    return common_handle(key_part(table, part, record) for part in table.primary_index.columns)
 
 
 def to_signed(number: int) -> int:
@@ -174,9 +174,8 @@ def _from_handle(table: TableInfo, handle: Handle) -> Record:
         column = table.primary_key[0]
         kind = storage_kind(column.type)
         return {column.id: Datum(kind, handle % (1 << 64) if kind is DatumKind.UINT else handle)}
-    parts = datums.decode_all(handle)
-    readable = readable_handle_columns(table)
-    pairs = zip(table.primary_key, parts, strict=False)
+    primary_key, readable = table.primary_key, readable_handle_columns(table)
+    pairs = zip(primary_key, datums.decode_first(handle, len(primary_key)), strict=True)
     return {column.id: datum for column, datum in pairs if column in readable}
 
 

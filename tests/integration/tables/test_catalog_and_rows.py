@@ -15,9 +15,11 @@ from penstock.clock import physical_ms
 from penstock.errors import Conflict, Invalid, KeyExists, Unavailable
 from penstock.kv import Client
 from penstock.tables import Catalog, DuplicateRow, Index
+from penstock.tables.codec import rows
+from penstock.tables.codec.ordered import encode_int
 from penstock.tables.columns import SchemaState
 from penstock.tables.ddl_jobs import DdlAction, SchemaDiff
-from penstock.tables.keys import index_prefix, prefix_end, record_range
+from penstock.tables.keys import index_prefix, prefix_end, record_key, record_range
 from penstock.tables.meta import MetaReader, MetaWriter
 from support.warmstore import WarmStore
 
@@ -122,6 +124,30 @@ def test_indexes_follow_every_change(db: Catalog, client: Client, key: list[str]
     prefix = index_prefix(info.id, 0)[:11]
     assert keys_of(client, prefix, prefix_end(prefix)) == []
     assert keys_of(client, *record_range(info.id)) == []
+
+
+def test_rows_with_short_decimal_keys_are_those_that_tidb_writes(db: Catalog, client: Client) -> None:
+    info = db.create_table(
+        "shop.t", [("k", "decimal(5,2)"), ("v", "int")], primary_key=["k"], indexes=[Index("by_v", ["v"])]
+    )
+    with client.begin() as txn:  # TiDB's row: its common handles have nine bytes at least
+        handle = bytes.fromhex("060502800c22000000")
+        txn.put(record_key(info.id, handle), rows.encode({2: rows.int_cell(1)}))
+        txn.put(index_prefix(info.id, info.indexes[1].id) + b"\x03" + encode_int(1) + handle, b"\0\x7d\x01")
+    table = db.table("shop.t")
+    assert table.get(Decimal("12.34")) == {"k": Decimal("12.34"), "v": 1}
+    assert table.find("by_v", 1) == [{"k": Decimal("12.34"), "v": 1}]
+    with pytest.raises(DuplicateRow):
+        table.insert([{"k": Decimal("12.34"), "v": 2}])
+    table.insert([{"k": Decimal("-0.01"), "v": 2}])
+    assert table.update([{"k": Decimal("12.34"), "v": 3}, {"k": Decimal("-0.01"), "v": 4}]) == 2
+    assert table.to_arrow()["v"].to_pylist() == [4, 3]
+    assert table.to_arrow(start=Decimal("12.34"))["v"].to_pylist() == [3]
+    assert table.to_arrow(end=Decimal("12.34"))["v"].to_pylist() == [4]
+    assert table.delete([Decimal("12.34"), Decimal("-0.01")]) == 2
+    assert keys_of(client, *record_range(info.id)) == []
+    prefix = index_prefix(info.id, info.indexes[1].id)
+    assert keys_of(client, prefix, prefix_end(prefix)) == []
 
 
 def test_a_transaction_of_the_callers_holds_several_tables_together(db: Catalog, client: Client) -> None:

@@ -28,6 +28,7 @@ COLUMNS = [
     ("n16", "smallint not null default 7"),
     ("f", "float"),
     ("d", "double default 1.5"),
+    ("d5", "decimal(5,2) not null default 3.25"),
     ("n", "decimal(9,4)"),
     ("w", "decimal(30,5)"),
     ("c", "char(6)"),
@@ -84,7 +85,7 @@ def _in_change(table: TableInfo, state: SchemaState) -> TableInfo:
 def _table(primary: str, **options: Any) -> TableInfo:
     clustered = options.pop("clustered", True)
     columns = [("id", "bigint"), ("k", "varchar(12) collate utf8mb4_general_ci not null"), *COLUMNS]
-    keys = {"int": ["id"], "common": ["k", "id"], "rowid": []}[primary]
+    keys = {"int": ["id"], "common": ["k", "id"], "short": ["d5"], "rowid": []}[primary]
     return define_table("t", columns, primary_key=keys, indexes=INDEXES, clustered=clustered, **options)
 
 
@@ -99,6 +100,7 @@ def _divided(primary: str, by: PartitionBy) -> TableInfo:
 TABLES = {
     "int handle": _table("int"),
     "common handle": _table("common"),
+    "short handle": _table("short"),
     "row id": _table("rowid"),
     "primary key beside a row id": _table("common", clustered=False),
     "partial index": _with_condition(_table("int")),
@@ -118,6 +120,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "n16": st.integers(-(1 << 15), (1 << 15) - 1),
     "f": st.floats(width=32, allow_nan=False, allow_infinity=False) | st.integers(-9, 9),
     "d": st.floats(allow_nan=False, allow_infinity=False) | st.just("1.25"),
+    "d5": st.decimals(-999, 999, places=2),
     "n": st.decimals(-99999, 99999, places=4) | st.decimals(-99, 99, places=7) | st.integers(-9, 9),
     "w": st.decimals(-(10**20), 10**20, places=5),
     "c": st.text("ab ", max_size=6),
@@ -142,7 +145,7 @@ _REQUIRED = {"id", "k"}
 ROWS = st.fixed_dictionaries(
     {name: VALUES[name] for name in _REQUIRED},
     optional={
-        name: values if name == "n16" else st.none() | values
+        name: values if name in {"n16", "d5"} else st.none() | values
         for name, values in VALUES.items()
         if name not in _REQUIRED
     },

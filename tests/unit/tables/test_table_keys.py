@@ -1,9 +1,14 @@
+from decimal import Decimal
+from typing import Any
+
 import pytest
 
 from penstock.errors import Invalid
 from penstock.proto.codec import encode_bytes
-from penstock.tables import keys
+from penstock.tables import indexes, keys
 from penstock.tables.codec.ordered import encode_int, encode_uint
+from penstock.tables.define import Index, define_table
+from penstock.tables.records import handle_of, read_record, row_of, to_record, value_of
 
 
 def test_a_record_key_is_table_and_handle():
@@ -53,3 +58,29 @@ def test_meta_keys():
 def test_the_end_of_a_prefix():
     assert keys.prefix_end(b"a\xff\xff") == b"b"
     assert keys.prefix_end(b"\xff") == b""
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "handle"),
+    [
+        (["decimal(5,2)"], ["12.34"], "060502800c22000000"),
+        (["decimal(10,0)"], [12], "060a00800000000c00"),
+        (["decimal(18,9)"], [1], "0612098000000100000000"),
+        (["decimal(1,0)", "decimal(2,0)"], [-1, 7], "0601007e0602008700"),
+    ],
+)
+def test_a_short_common_handle_has_nine_bytes(columns: list[str], values: list[Any], handle: str):
+    names = [f"k{place}" for place in range(len(columns))]
+    table = define_table(
+        "t", [*zip(names, columns, strict=True), ("v", "varchar(9)")], primary_key=names,
+        indexes=[Index("n", ["v"]), Index("u", ["v"], unique=True)], clustered=True,
+    )  # fmt: skip
+    row = {**{name: Decimal(value) for name, value in zip(names, values, strict=True)}, "v": "x"}
+    record = to_record(table, row, start_ts=0)
+    assert handle_of(table, record).hex() == handle
+    key = keys.record_key(7, handle_of(table, record))
+    assert keys.decode_record_key(key) == (7, bytes.fromhex(handle))
+    assert row_of(table, read_record(table, key, value_of(table, record))) == row
+    for index in table.indexes[1:]:
+        entry = indexes.entry(table, index, record, handle_of(table, record))
+        assert indexes.handle_in(index, entry.key, entry.value) == bytes.fromhex(handle)

@@ -169,6 +169,15 @@ def decode_all(encoded: bytes) -> list[Datum]:
     return datums
 
 
+def decode_first(encoded: bytes, count: int) -> list[Datum]:
+    """Decode the `count` datums that `encoded` begins with."""
+    datums, at = [], 0
+    for _ in range(count):
+        datum, at = decode(encoded, at)
+        datums.append(datum)
+    return datums
+
+
 def find_end(encoded: bytes, count: int, at: int = 0) -> int:
     """Return the end of the `count` datums that begin at `at`."""
     for _ in range(count):
