@@ -3,19 +3,28 @@
 What only TiDB knows is put into TiDB's special comments, which other databases skip: `CLUSTERED` becomes
 `/*T![clustered_index] CLUSTERED */`. The rest of the text stays as the user typed it. The module reads tokens
 and the commas and parentheses between them; it knows no expressions. So it finds TiDB's words by their places
-in a definition, and a column that is called `ttl` or `clustered` stays a column.
+in a definition, and a column that is called `ttl` or `clustered` stays a column. It reads words that stand in
+TiDB's special comments already like any others, because TiDB runs them.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 ANSI_QUOTES = 1 << 2  # bits of TiDB's sql_mode
 NO_BACKSLASH_ESCAPES = 1 << 20
 
+_TIDB_FEATURES = (
+    "affinity|auto_id_cache|auto_rand|auto_rand_base|clustered_index|force_inc|global_index|placement|pre_split"
+    "|resource_group|ttl"
+)
+"""Those whose special comments TiDB runs; it skips the comments of others."""
 _TOKENS = re.compile(
     r"""
       (?P<space>\s+)
+    | (?P<opening>/\*T!(?:\[(?:KNOWN)(?:,(?:KNOWN))*\]|(?!\[)))
+    | (?P<closing>\*/)
     | (?P<special>/\*(?:!|\+|M!|T!).*?\*/)
     | (?P<comment>/\*.*?\*/|--(?=\s|$)[^\n]*|\#[^\n]*)
     | (?P<name>`(?:[^`]|``)*`)
@@ -23,7 +32,7 @@ _TOKENS = re.compile(
     | (?P<double>"(?:[^"\\]|""|\\.)*")
     | (?P<word>[^\s`'"\\/*\-#(),;.=+<>!@~^&|:?%{}\[\]]+)
     | (?P<mark>.)
-    """,
+    """.replace("KNOWN", _TIDB_FEATURES),
     re.VERBOSE | re.DOTALL,
 )
 _PLAIN_TOKENS = re.compile(_TOKENS.pattern.replace(r"|\\.", "").replace(r"\\]", "]"), _TOKENS.flags)
@@ -116,6 +125,7 @@ def portable_statement(
     """
     statement = _Statement.parse(query, sql_mode)
     _rewrite(statement, charset, foreign_indexes)
+    statement.wrap_rest()
     return statement.render()
 
 
@@ -151,6 +161,7 @@ class _Token:
     text: str
     depth: int  # parentheses that are open around it
     at: int  # its place in the whole text
+    opening: str = ""  # of TiDB's special comment that it stands in
 
     @property
     def word(self) -> str:
@@ -166,16 +177,28 @@ class _Statement:
     tokens: list[_Token]  # without spaces and comments
     before: dict[int, str] = field(default_factory=dict)
     after: dict[int, str] = field(default_factory=dict)
+    wrapped: set[int] = field(default_factory=set)  # places of tokens that were put into a comment
 
     @classmethod
     def parse(cls, query: str, sql_mode: int) -> "_Statement":
+        """Read a statement; words in TiDB's special comments become tokens, and the comments go."""
         pieces: list[str] = []
         tokens: list[_Token] = []
-        depth = 0
+        depth, opening, begun = 0, "", 0
         for kind, text in _tokens(query.strip(), sql_mode):
+            if kind == "opening":
+                opening, begun = text, len(pieces)
+                continue
+            if kind == "closing" and opening:
+                opening = ""
+                if len(pieces) > begun and pieces[-1].isspace():
+                    pieces.pop()
+                continue
+            if kind == "space" and opening and len(pieces) == begun:
+                continue
             depth -= text == ")" and depth > 0
             if kind not in {"space", "comment", "special"}:
-                tokens.append(_Token(kind, text, depth, len(pieces)))
+                tokens.append(_Token(kind, text, depth, len(pieces), opening))
             pieces.append(_requote(kind, text, sql_mode))
             depth += text == "("
         while tokens and tokens[-1].text == ";":
@@ -183,14 +206,32 @@ class _Statement:
         return cls(pieces, tokens)
 
     def wrap(self, tokens: Sequence[_Token], opening: str) -> None:
-        """Put tokens into a comment; comments among them go, because comments do not nest."""
+        """Put tokens into a comment; comments among them go, because comments do not nest.
+
+        Where a name would end the comment, the tokens go as well: names cannot be written in another way.
+        """
         first, last = tokens[0].at, tokens[-1].at
-        inside = {token.at for token in tokens}
+        inside = {token.at: token for token in tokens}
         for at in range(first, last + 1):
             if at not in inside and self.pieces[at].strip():
                 self.pieces[at] = " "
+            elif at in inside and inside[at].kind in {"single", "double"}:
+                self.pieces[at] = _hide_comment_marks(self.pieces[at])
+        self.wrapped |= set(inside)
+        if any(mark in "".join(self.pieces[first : last + 1]) for mark in ("/*", "*/")):
+            self.pieces[first : last + 1] = [" ", *[""] * (last - first)]
+            return
         self.before[first] = opening + " " + self.before.get(first, "")
         self.after[last] = self.after.get(last, "") + " */"
+
+    def wrap_rest(self) -> None:
+        """Put tokens that stood in TiDB's special comments, and stand in none now, back into them."""
+        for opening, run in groupby(
+            self.tokens, lambda token: token.at not in self.wrapped and token.opening
+        ):
+            rest = [token for token in run if self.pieces[token.at]]
+            if opening and rest:
+                self.wrap(rest, opening)
 
     def wrap_feature(self, tokens: Sequence[_Token], feature: str) -> None:
         """Put tokens into TiDB's special comment of a feature."""
@@ -200,20 +241,37 @@ class _Statement:
         """Write something behind a token, and behind what stands there."""
         self.after[token.at] = self.after.get(token.at, "") + text
 
+    def names_collation_after(self, token: _Token) -> bool:
+        """Return whether a comment of MySQL or MariaDB behind a token names a collation."""
+        behind = next((piece for piece in self.pieces[token.at + 1 :] if not piece.isspace()), "")
+        return behind.startswith(("/*!", "/*M!")) and "COLLATE" in behind.upper()
+
     def swallow_comma(self, token: _Token, *, after: bool) -> None:
         """Move the comma beside a wrapped part into its comment."""
-        at = token.at
+        at, step = token.at, 1 if after else -1
         while self.pieces[at] != ",":
-            at += 1 if after else -1
+            at += step
         self.pieces[at] = ""
-        if after:
+        if self.pieces[at - 1].isspace() and self.pieces[at + 1].isspace():
+            self.pieces[at + 1] = ""
+        if after and token.at in self.after:
             self.after[token.at] = self.after[token.at].removesuffix(" */") + ", */"
-        else:
+        elif not after and token.at in self.before:
             self.before[token.at] += ", "
 
     def text(self, tokens: Sequence[_Token]) -> str:
-        """Return what stands between two tokens, and they themselves."""
-        return "".join(self.pieces[tokens[0].at : tokens[-1].at + 1])
+        """Return the text of tokens as a comment can have it; comments among them go."""
+        places = {token.at for token in tokens}
+        found = (
+            _hide_comment_marks(piece)
+            if piece[:1] == "'"
+            else piece
+            if at in places or not piece.strip()
+            else " "
+            for at, piece in enumerate(self.pieces[: tokens[-1].at + 1])
+            if at >= tokens[0].at
+        )
+        return "".join(found)
 
     def render(self) -> str:
         places = enumerate(self.pieces)
@@ -233,6 +291,11 @@ def _requote(kind: str, text: str, sql_mode: int) -> str:
 
 def _escape_quote(found: re.Match[str]) -> str:
     return {'""': '"', "'": "''", "''": "''''"}.get(found[0], found[0])
+
+
+def _hide_comment_marks(text: str) -> str:
+    """Return a text in quotes, which means the same, without the marks that begin and end comments."""
+    return text.replace("*/", r"*\/").replace("/*", r"/\*")
 
 
 def _rewrite(statement: _Statement, charset: Charset | None, foreign: Mapping[str, str]) -> None:
@@ -376,7 +439,9 @@ def _rewrite_index(statement: _Statement, foreign: Mapping[str, str]) -> None:
     end = on + (3 if _text(tokens, on + 2) == "." else 1)
     table, verb = statement.text(tokens[on + 1 : end + 1]), "ADD" if creates else "DROP"
     rest = f" {statement.text(tokens[end + 1 :])}" if creates and end + 1 < len(tokens) else ""
-    statement.pieces = [f"ALTER TABLE {table} {whole} {verb} {statement.text(tokens[1:on])}{rest} */"]
+    change = f"{verb} {statement.text(tokens[1:on])}{rest}"
+    hidden = "" if "*/" in change or "/*" in change else f" {whole} {change} */"
+    statement.pieces, statement.tokens = [f"ALTER TABLE {table}{hidden}"], []
 
 
 def _rewrite_spec(statement: _Statement, spec: list[_Token]) -> bool:
@@ -422,11 +487,28 @@ def _wrap_word(statement: _Statement, element: Sequence[_Token], at: int, seen: 
         end = _value_end(element, at)
         statement.wrap_feature(element[at : end + 1], "pre_split")
         return end
+    end = _global_key_end(element, at)
+    if end:
+        statement.wrap_feature(element[at : end + 1], "global_index")
+        return end
     if word in _FEATURES and seen & _KEYS:
         statement.wrap_feature([element[at]], _FEATURES[word])
     elif word in {"VISIBLE", "INVISIBLE"} and seen & _KEYS:
         statement.wrap([element[at]], "/*!80000")
     return at
+
+
+def _global_key_end(element: Sequence[_Token], at: int) -> int:
+    """Return the last token of `UNIQUE [KEY] GLOBAL` or `PRIMARY KEY [NONCLUSTERED] GLOBAL`; 0 for others.
+
+    Other databases refuse a key of a partitioned table that leaves out a column of its partitioning.
+    """
+    if element[at].word not in {"UNIQUE", "PRIMARY"}:
+        return 0
+    end = at + 1
+    while end < len(element) and element[end].word in {"KEY", "CLUSTERED", "NONCLUSTERED"}:
+        end += 1
+    return end if end < len(element) and element[end].word == "GLOBAL" else 0
 
 
 def _is_name(element: Sequence[_Token], at: int) -> bool:
@@ -528,7 +610,7 @@ def _name_collations(statement: _Statement, tokens: Sequence[_Token]) -> None:
             continue
         end = at + (2 if _text(level, at + 1) == "=" else 1)
         collate = _DEFAULT_COLLATIONS.get(_text(level, end).strip("`'\"").lower())
-        if collate:
+        if collate and not statement.names_collation_after(level[end]):
             statement.append(level[end], f" COLLATE {collate}")
 
 
