@@ -1,6 +1,5 @@
 """Batches of changes, the hints that say when they can be applied, and the handle that yields them."""
 
-import logging
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from penstock.changes.columns import key_names
 from penstock.changes.options import ChangeOptions
 from penstock.errors import Invalid, StaleRead
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.tables.impossible_dates import hide
+from penstock.tables.impossible_dates import hide, log_columns
 
 
 class Hint(Enum):
@@ -48,11 +47,7 @@ class ChangeBatch:
 
 Batches = Generator[ChangeBatch, None, None]
 
-_log = logging.getLogger(__name__)
 _DEFAULTS = ChangeOptions()
-_NAMED_MAX = 10_000
-_named: set[tuple[str, str]] = set()
-"""Columns that the log has named as having dates that no calendar has."""
 
 
 def _hide_impossible_dates(batches: Batches, options: ChangeOptions) -> Batches:
@@ -63,7 +58,7 @@ def _hide_impossible_dates(batches: Batches, options: ChangeOptions) -> Batches:
             hidden = {*of_data, *of_tombstones}
             if hidden:
                 metrics.CHANGES_HIDDEN_DATES_TOTAL.inc()
-                _name_columns(batch.schema.name, hidden)
+                log_columns(batch.schema.name, hidden)
                 if options.whole_keys and batch.hint is not Hint.SNAPSHOT:
                     _check_keys(batch, hidden)
                 batch = replace(batch, data=data, tombstones=tombstones)  # noqa: PLW2901 - the same batch without them
@@ -80,17 +75,6 @@ def _check_keys(batch: ChangeBatch, hidden: set[str]) -> None:
                 oldest_ts=batch.complete_ts,
                 replaced=True,
                 remedy=f"key column {name} has dates that no calendar has; read a snapshot and go on from it",
-            )
-
-
-def _name_columns(table: str, columns: set[str]) -> None:
-    for column in sorted(columns):
-        if (table, column) not in _named and len(_named) < _NAMED_MAX:
-            _named.add((table, column))
-            _log.warning(
-                "column %s of %s has dates that no calendar has, such as 0000-00-00; they are read as NULL",
-                column,
-                table,
             )
 
 

@@ -193,10 +193,12 @@ class KvReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of a range, in the Arrow schema that Spark expects."""
-        from penstock.tables.impossible_dates import hide
+        from penstock.tables.impossible_dates import hide_and_log
 
         assert isinstance(partition, KvInputPartition)
-        rows = as_declared((hide(batch)[0] for batch in partition.range.read()), self._schema)
+        name = self._scan.table.name
+        batches = (hide_and_log(name, batch) for batch in partition.range.read())
+        rows = as_declared(batches, self._schema)
         yield from rows if self.filter is None else self.filter.apply(rows)
 
 

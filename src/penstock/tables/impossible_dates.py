@@ -6,8 +6,9 @@ hashes it like any other value, and the formats that write text write it as TiDB
 for readers that know calendar dates only, `hide` makes it null.
 """
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from penstock.columnar.buffers import Ints, Mask, validity
 from penstock.tables.codec.times import pack, unpack, unpack_datetime
 from penstock.tables.columns import FieldType, Tp
 
+_log = logging.getLogger(__name__)
+_NAMED_MAX = 10_000
+_named: set[tuple[str, str]] = set()
+"""Columns that the log has named as having dates that no calendar has."""
 _DAY_US = 86_400_000_000
 # The last day of 9999 is number 2,932,896; a packed year, month and day is below 4,160,000.
 _BEYOND_DAYS = 10_000_000
@@ -152,6 +157,26 @@ def hide(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[str]]:
     if not hidden:
         return rows, hidden
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema), list(dict.fromkeys(hidden))
+
+
+def hide_and_log(table: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with null for dates that no calendar has; the log names their columns."""
+    shown, columns = hide(rows)
+    log_columns(table, columns)
+    return shown
+
+
+def log_columns(table: str, columns: Iterable[str], *, reads_as: str = "NULL") -> None:
+    """Write a line for each column with such dates, once for each column and process."""
+    for column in sorted(set(columns)):
+        if (table, column) not in _named and len(_named) < _NAMED_MAX:
+            _named.add((table, column))
+            _log.warning(
+                "column %s of %s has dates that no calendar has, such as 0000-00-00; they are read as %s",
+                column,
+                table,
+                reads_as,
+            )
 
 
 def hide_scalar(value: pa.Scalar) -> pa.Scalar:

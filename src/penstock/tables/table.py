@@ -15,7 +15,7 @@ from penstock.kv.transact import transact
 from penstock.tables.auto_ids import AutoIds
 from penstock.tables.decoding.decoder import decode_rows, int_handles
 from penstock.tables.guard import Guards
-from penstock.tables.impossible_dates import hide
+from penstock.tables.impossible_dates import hide_and_log
 from penstock.tables.keys import decode_index_prefix, is_record_key
 from penstock.tables.records import row_of
 from penstock.tables.row_reader import RowReader
@@ -254,7 +254,8 @@ def _batch(
     table: TableInfo, page: list[tuple[bytes, bytes]], columns: list[str] | None, *, row_ids: bool
 ) -> pa.RecordBatch:
     keys = pa.array([key for key, _ in page], pa.binary())
-    rows, _ = hide(decode_rows(table, keys, pa.array([value for _, value in page], pa.binary())))
+    decoded = decode_rows(table, keys, pa.array([value for _, value in page], pa.binary()))
+    rows = hide_and_log(table.name, decoded)
     batch = rows.rename_columns([column.name for column in table.stored_columns])
     if columns is not None:
         batch = batch.select(columns)

@@ -49,6 +49,7 @@ class DebeziumJson:
     """Encodes a table's changes as lines: before, after, source, op, ts_ms."""
 
     def __init__(self, schema: SchemaVersion, columns: Sequence[ColumnInfo], options: EncoderOptions) -> None:
+        self._name = schema.name
         self._columns = columns
         self._names = [json_string(column.name) for column in columns]
         self._end = b'","ts_ms":%d,"transaction":null}%s' % (
@@ -96,24 +97,24 @@ class DebeziumJson:
         for number, (name, column) in enumerate(zip(self._names, self._columns, strict=True)):
             lines.text(b"%s%s:" % (b"," * bool(number), name))
             bare = column.type.tp in _NUMBERS or _is_flag(column.type)
-            values = _cells(column.type, _replace_impossible(column.type, rows.column(column.name)))
+            values = _cells(column.type, self._replace_impossible(column, rows.column(column.name)))
             lines.cells(values, quote=b"" if bare else b'"', null=b"null")
         lines.text(b"}")
         return lines.build()
 
+    def _replace_impossible(self, column: ColumnInfo, values: pa.Array) -> pa.Array:
+        """Return dates that no calendar has as TiCDC and Debezium write them; the log names their columns.
 
-def _replace_impossible(kind: FieldType, values: pa.Array) -> pa.Array:
-    """Return dates that no calendar has as TiCDC and Debezium write them.
-
-    They are 1970-01-01 in TIMESTAMP and NOT NULL columns, and null in others.
-    """
-    found = impossible_dates.find(values) if kind.tp in PACKED_TIMES else None
-    if found is None:
-        return values
-    shown = impossible_dates.hide_column(values)
-    if kind.tp is not Tp.TIMESTAMP and not kind.not_null:
-        return shown
-    return pc.if_else(pa.array(found), pa.scalar(0, values.type), shown)
+        They are 1970-01-01 in TIMESTAMP and NOT NULL columns, and null in others.
+        """
+        found = impossible_dates.find(values) if column.type.tp in PACKED_TIMES else None
+        if found is None:
+            return values
+        shown = impossible_dates.hide_column(values)
+        is_null = column.type.tp is not Tp.TIMESTAMP and not column.type.not_null
+        written = "NULL" if is_null else "1970-01-01"
+        impossible_dates.log_columns(self._name, [column.name], reads_as=written)
+        return shown if is_null else pc.if_else(pa.array(found), pa.scalar(0, values.type), shown)
 
 
 def _null_where(mask: np.ndarray, cells: pa.Array) -> pa.Array:

@@ -26,7 +26,7 @@ from penstock.errors import Corrupt, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.arrow import arrow_field, arrow_schema
 from penstock.tables.columns import ColumnInfo
-from penstock.tables.impossible_dates import hide
+from penstock.tables.impossible_dates import hide_and_log
 from penstock.tables.schema import TableInfo
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
@@ -63,6 +63,7 @@ class ParquetRows:
                 " out"
             )
         fields = (arrow_field(column).with_name(column.name) for column in columns)
+        self._name = schema.name
         self.schema = pa.schema([*fields, *_CHANGE_FIELDS])
 
     def rows(self, changes: RowChanges) -> tuple[pa.RecordBatch, Ints]:
@@ -75,7 +76,7 @@ class ParquetRows:
         # The rows before updates follow the others: the n-th of them is at len(changes) + n.
         source = np.where(before, len(changes) + np.cumsum(before) - 1, place)
         held = pa.concat_batches([changes.rows, changes.old]) if updates.any() else changes.rows
-        rows, _ = hide(take_rows(held, source))
+        rows = hide_and_log(self._name, take_rows(held, source))
         kinds = np.where(before, _PREIMAGE, changes.kinds[place])
         commits = changes.commit_ts[place]
         fields = [_KINDS.take(pa.array(kinds)), pa.array(commits), _timestamps(commits)]

@@ -40,7 +40,7 @@ from penstock.eventstore.schema_version import Projection, schemas_in
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, START_TS, UPDATE
 from penstock.object_storage import ObjectStorage
 from penstock.tables.arrow import arrow_name
-from penstock.tables.impossible_dates import hide
+from penstock.tables.impossible_dates import hide_and_log
 from penstock.tables.schema import TableInfo
 
 Ints = npt.NDArray[np.int64]
@@ -81,11 +81,17 @@ class SnapshotPartition:
     def read(self, *, impossible_dates: bool = False) -> Batches:
         """Yield the rows, in no particular order; close it when it is not read to its end.
 
-        Dates that no calendar has are null, unless `impossible_dates` keeps them.
+        Dates that no calendar has are null, and the log names their columns, unless `impossible_dates` keeps
+        them.
         Raises StaleRead when history at `ts` was collected meanwhile, Unavailable when objects are gone (plan
         again) or storage or the capture does not answer, Corrupt when an object is damaged.
         """
-        return self._read() if impossible_dates else _hide_impossible_dates(self._read())
+        return self._read() if impossible_dates else self._read_hidden()
+
+    def _read_hidden(self) -> Batches:
+        with closing(self._read()) as batches:
+            for batch in batches:
+                yield hide_and_log(self.table.name, batch)
 
     def _read(self) -> Batches:
         storage, table_id = self.partition.storage.open(), self.partition.table_id
@@ -197,12 +203,6 @@ def plan_snapshot(
 def _read_all(parts: Iterable[SnapshotPartition], *, impossible_dates: bool) -> Batches:
     for part in parts:
         yield from part.read(impossible_dates=impossible_dates)
-
-
-def _hide_impossible_dates(rows: Batches) -> Batches:
-    with closing(rows):
-        for batch in rows:
-            yield hide(batch)[0]
 
 
 def _states(table: TableView, ts: int) -> list[PartitionState]:
