@@ -18,6 +18,7 @@ from penstock.changefeeds.engines.files import write_files
 from penstock.changefeeds.sinks.storage import layout
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
+from penstock.follow.ddl_events import DdlEvent
 from penstock.object_storage import LocalStorage, ObjectStorage
 
 Moment = Literal["nothing written", "data written", "index read", "checkpoint read"]
@@ -32,6 +33,7 @@ class Writing:
     payload: bytes
     checkpoint_ts: int
     moment: Moment
+    ddl: DdlEvent | None = None  # its schema file is all that the process writes
 
 
 _stopped = False
@@ -84,6 +86,9 @@ def main() -> None:
     """Do the work of the command line."""
     work: Writing = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - the parent wrote it
     stop_at(work.moment)
+    if work.ddl is not None:
+        RemoteFiles(work.options.target.open(), work.options).write_ddl(work.ddl)
+        return
     (result,) = write_files([work.file], lambda _: [work.payload], work.options.target, threads=1)
     if result.error:
         raise SystemExit(result.error)

@@ -33,7 +33,7 @@ from penstock.changefeeds.directory.merge import FileRun, merge_streams
 from penstock.changefeeds.directory.progress import DirectoryProgress, FilePosition
 from penstock.changefeeds.sinks.storage import layout
 from penstock.changefeeds.sinks.storage.layout import decode_checkpoint
-from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, check_path
+from penstock.changefeeds.sinks.storage.schema_file import SCHEMA_FILE_BYTES_MAX, SchemaFile, check_path
 from penstock.errors import Corrupt, Invalid
 from penstock.follow.ddl_events import OtherAction
 from penstock.object_storage import ADVANCED_BYTES_MAX, ObjectStorage
@@ -45,7 +45,6 @@ __all__ = ["Contents", "Damage", "Ddl", "Delivery", "DirectoryReader", "TableCha
 
 
 _KEYS_MAX = 100_000
-_SCHEMA_BYTES_MAX = 16 * 1024 * 1024
 _RENAMES = frozenset({int(DdlAction.RENAME_TABLE), int(OtherAction.RENAME_TABLES)})
 
 
@@ -397,7 +396,7 @@ class DirectoryReader:
     def _schema(self, found: SchemaEntry) -> SchemaFile:
         known = self._schemas.get(found.path)
         if known is None:
-            data = self._storage.read(found.path, bytes_max=_SCHEMA_BYTES_MAX)
+            data = self._storage.read(found.path, bytes_max=SCHEMA_FILE_BYTES_MAX)
             if data is None:
                 raise Corrupt(f"schema file {found.path} was removed while it was needed; keep the directory")
             known = _parse_schema(found.path, data)

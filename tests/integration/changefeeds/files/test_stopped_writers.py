@@ -23,6 +23,7 @@ from penstock.changefeeds.sinks.storage.options import SinkOptions, parse_sink_u
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
+from penstock.follow.ddl_events import DdlEvent, DdlScope
 from penstock.follow.slices import Position
 from penstock.object_storage import ObjectStorage
 from support.s3server import S3Bucket
@@ -66,10 +67,12 @@ def published(storage: ObjectStorage) -> tuple[bytes | None, int]:
 
 
 @contextmanager
-def stopped(folder: Path, options: SinkOptions, moment: Moment) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that writes file 2 and checkpoint 30, and has stopped at a moment of that."""
+def stopped(
+    folder: Path, options: SinkOptions, moment: Moment, ddl: DdlEvent | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that writes file 2 and checkpoint 30, or a DDL, and has stopped at a moment of that."""
     file = work(2)
-    (folder / "work").write_bytes(pickle.dumps(Writing(options, file, content(file), 30, moment)))
+    (folder / "work").write_bytes(pickle.dumps(Writing(options, file, content(file), 30, moment, ddl)))
     command = [sys.executable, "-m", "support.stoppedwriter", str(folder / "work")]
     tests = Path(__file__).parents[3]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(tests)}, cwd=folder)
@@ -160,6 +163,24 @@ def test_a_writer_that_was_stopped_before_its_file_comes_too_late(
         assert writer.wait(60) != 0, "it is told that the file is there with other bytes"
         assert storage.read(file.data_path) == again
         assert storage.read(INDEX) == b"CDC000003.json\n"
+
+
+def test_a_writer_that_was_stopped_before_a_schema_file_does_not_replace_it(
+    tmp_path: Path, any_options: SinkOptions
+) -> None:
+    """Its successor has written the statement in another way, and consumers may have run that."""
+    storage = any_options.target.open()
+    ddl = DdlEvent(
+        commit_ts=9, type=1, query="CREATE DATABASE `shop`", database="shop", scope=DdlScope.DATABASE
+    )
+    with stopped(
+        tmp_path, any_options, "nothing written", replace(ddl, query="create database shop")
+    ) as writer:
+        RemoteFiles(storage, any_options).write_ddl(ddl)
+        [path] = storage.names("shop")
+        successors = storage.read(path)
+        go_on(writer)
+        assert storage.read(path) == successors
 
 
 def test_a_writer_that_was_stopped_takes_nothing_back_in_a_directory(tmp_path: Path) -> None:

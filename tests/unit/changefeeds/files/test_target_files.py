@@ -464,6 +464,41 @@ def test_the_files_of_a_ddl_are_used_by_the_version_it_makes() -> None:
     assert len(schema_paths(world)) == 2
 
 
+def altered(query: str) -> DdlEvent:
+    tables = (TableChange(table(), table(since_ts=9, more="bigint")),)
+    return DdlEvent(commit_ts=9, type=12, query=query, database="db", tables=tables)
+
+
+def test_a_schema_file_that_is_there_keeps_its_statement(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.files.write_ddl(altered("ALTER by this release"))
+    [path] = schema_paths(world)
+    world.files.write_ddl(altered("ALTER by a former release"))
+    assert SchemaFile.from_json(world.storage.read(path) or b"").query == "ALTER by this release"
+    assert "already with another statement" in caplog.text
+    assert "former" not in caplog.text
+
+
+def test_a_schema_file_without_a_statement_gets_it_and_keeps_it() -> None:
+    world = World()
+    after = table(since_ts=9, more="bigint")
+    assert world.place(known=after).folder.version == 9
+    world.files.write_ddl(altered("ALTER"))
+    [path] = schema_paths(world)
+    assert SchemaFile.from_json(world.storage.read(path) or b"").query == "ALTER"
+    world.files.write_ddl(altered(""))
+    assert SchemaFile.from_json(world.storage.read(path) or b"").query == "ALTER"
+
+
+def test_a_damaged_schema_file_is_named() -> None:
+    world = World()
+    world.files.write_ddl(altered("ALTER"))
+    [path] = schema_paths(world)
+    world.storage.write(path, b"{}")
+    with pytest.raises(Corrupt, match=f"schema file {path} .* remove it and resume"):
+        world.files.write_ddl(altered("ALTER"))
+
+
 def test_the_checkpoint_is_in_the_metadata_file() -> None:
     world = World()
     world.files.write_checkpoint(100)
@@ -573,8 +608,8 @@ class Nowhere(ObjectStorage):
     def folders(self, folder: str) -> list[str]:
         return []
 
-    def write(self, path: str, data: bytes | Path) -> None:
-        pass
+    def create(self, path: str, data: bytes) -> bool:
+        return True
 
 
 def test_ten_thousand_tables_leave_no_memory_behind() -> None:

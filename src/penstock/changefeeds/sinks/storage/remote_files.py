@@ -27,7 +27,12 @@ from penstock.changefeeds.sinks.storage.layout import (
     number_in_index,
 )
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.schema_file import SchemaFile, choose_version, ddl_files
+from penstock.changefeeds.sinks.storage.schema_file import (
+    SCHEMA_FILE_BYTES_MAX,
+    SchemaFile,
+    choose_version,
+    ddl_files,
+)
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Corrupt, Invalid, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
@@ -166,10 +171,39 @@ class RemoteFiles:
                 state.known = max(state.known, paths.number)
 
     def write_ddl(self, event: DdlEvent) -> None:
-        """Write the schema files of a DDL. Writing them again changes nothing."""
+        """Write the schema files of a DDL, unless they are there; raise Corrupt when one is damaged.
+
+        A file's name says the version and the columns, and consumers may have run its statement. So a file
+        that is there stays, also with another text: a release may write a statement in another way, and a
+        process that was taken over may come here late. Only a file without a statement gets one.
+        """
         for path, file in ddl_files(event, self._options):
             self._check_database(file.schema)
-            self._storage.write(path, file.to_json())
+            self._create_schema_file(path, file)
+
+    def _create_schema_file(self, path: str, file: SchemaFile) -> None:
+        content = file.to_json()
+        if self._storage.create(path, content) or self._storage.holds(path, content):
+            return
+        found = self._storage.read(path, bytes_max=SCHEMA_FILE_BYTES_MAX)
+        if found is None:
+            raise Unavailable(
+                f"schema file {path} at {self._storage.url} was removed just now; write it again"
+            )
+        try:
+            there = SchemaFile.from_json(found)
+        except Corrupt as error:
+            raise Corrupt(
+                f"schema file {path} at {self._storage.url} is damaged; remove it and resume the changefeed"
+            ) from error
+        if not file.query:
+            return
+        if not there.query and self._storage.swap(path, content, seen=found):
+            return
+        _log.warning(
+            "a schema file was there already with another statement; it stays",
+            extra={"path": path, "url": self._storage.url},
+        )
 
     def repair(self, pending: PendingFile) -> Position | None:
         """Return where a dispatcher goes on whose last file may have been interrupted; repair its index.
@@ -286,7 +320,7 @@ class RemoteFiles:
         if choice.stale:
             return None
         if choice.version is None:
-            self._storage.write(path, file.to_json())
+            self._create_schema_file(path, file)
             return wanted.version
         return choice.version
 

@@ -49,6 +49,8 @@ _BINARY_NAMES = {tp: _TYPE_NAMES[tp].replace("TEXT", "BLOB") for tp in BLOBS} | 
 }
 _TYPES = {name: tp for names in (_TYPE_NAMES, _BINARY_NAMES) for tp, name in names.items()}
 _UNSIGNED = " UNSIGNED"
+SCHEMA_FILE_BYTES_MAX = 16 * 1024 * 1024
+"""A larger file is refused: what lies there may be a tenant's."""
 _DEFAULT_LENGTHS = (
     {Tp.BIT: 1, Tp.TINY: 4, Tp.SHORT: 6, Tp.INT24: 9, Tp.LONG: 11, Tp.LONGLONG: 20}
     | {Tp.FLOAT: 12, Tp.DOUBLE: 22, Tp.NEW_DECIMAL: 10, Tp.YEAR: 4}
