@@ -5,22 +5,17 @@ entry ends its key with the handle. If the key does not have a string as it was 
 missing ("restored" data). A partial index has entries only of the rows that fulfil its condition.
 """
 
-import operator
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any
 
 from penstock.errors import Corrupt, Invalid
 from penstock.tables.codec import collations, datums, rows
 from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.codec.ordered import INT_BYTES, decode_uint, encode_int, encode_uint
-from penstock.tables.columns import INTEGER_BITS, UNSPECIFIED, ColumnFlag, ColumnInfo, FieldType, Tp
+from penstock.tables.columns import UNSPECIFIED, ColumnFlag, ColumnInfo
 from penstock.tables.keys import PREFIX_BYTES, Handle, index_prefix
 from penstock.tables.records import Record, key_datum, to_signed
 from penstock.tables.schema import HandleKind, IndexColumn, IndexInfo, TableInfo
-from penstock.tables.values import from_datum, parse_time
 
 _LEGACY_BYTES_MAX = 9
 _NON_UNIQUE = b"0"
@@ -154,31 +149,12 @@ def _restored_cell(column: ColumnInfo, length: int, record: Record) -> bytes | N
     return datum.value
 
 
-_CONDITION = re.compile(
-    r"\(?\s*(?:`[^`]+`\s*\.\s*|\w+\s*\.\s*)*(?:`(?P<quoted>(?:[^`]|``)+)`|(?P<bare>\w+))\s*"
-    r"(?:IS\s+(?P<negated>NOT\s+)?NULL"
-    r"|(?P<comparison><=|>=|<>|!=|=|<|>)\s*"
-    r"(?:(?P<number>[+-]?\d+(?:\.\d*)?(?:e[+-]?\d+)?)|(?:_\w+\s*)?'(?P<text>(?:[^'\\]|'')*)'))\s*\)?",
-    re.IGNORECASE,
-)
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_MOMENT = FieldType(Tp.DATETIME, decimal=6)
-
-
 def has_entry(table: TableInfo, index: IndexInfo, record: Record) -> bool:
     """Return whether a row has an entry: it fulfils the condition of a partial index.
 
     Raise Invalid for a condition that `check_condition` refuses.
     """
-    return not index.condition or _condition(table, index)(record)
+    return not index.condition or _condition(table, index)(record) is True
 
 
 def check_condition(table: TableInfo, index: IndexInfo) -> None:
@@ -187,48 +163,18 @@ def check_condition(table: TableInfo, index: IndexInfo) -> None:
         _condition(table, index)
 
 
-def _condition(table: TableInfo, index: IndexInfo) -> Callable[[Record], bool]:
-    parsed = _CONDITION.fullmatch(index.condition.strip())
-    refusal = f"index {index.name} has the condition {index.condition}, which Penstock does not evaluate"
-    if parsed is None:
-        raise Invalid(f"{refusal}; write the table through TiDB")
-    name = parsed["bare"] or parsed["quoted"].replace("``", "`")
-    column = table.column(name)
-    if not parsed["comparison"]:
-        wants_null = not parsed["negated"]
-        return lambda record: (record[column.id].kind is DatumKind.NULL) == wants_null
+def _condition(table: TableInfo, index: IndexInfo) -> Callable[[Record], bool | None]:
+    from penstock.tables.conditions import (
+        compile_condition,
+    )  # its parser is large, and most indexes need none
+
     try:
-        comparable, constant = _comparable(column, parsed["number"], parsed["text"])
-    except (Invalid, ValueError) as error:
-        raise Invalid(f"{refusal}; write the table through TiDB") from error
-    compare = _COMPARISONS[parsed["comparison"]]
-
-    def holds(record: Record) -> bool:
-        datum = record[column.id]
-        return datum.kind is not DatumKind.NULL and compare(comparable(datum), constant)
-
-    return holds
-
-
-def _comparable(
-    column: ColumnInfo, number: str | None, text: str | None
-) -> tuple[Callable[[Datum], Any], Any]:
-    """Return what of a stored value compares with the literal, and the literal; raise Invalid for others."""
-    kind = column.type
-    if number is not None and kind.tp in {Tp.FLOAT, Tp.DOUBLE}:
-        return lambda datum: from_datum(kind, datum), float(number)
-    if number is not None and kind.tp in {*INTEGER_BITS, Tp.YEAR, Tp.NEW_DECIMAL}:
-        return lambda datum: from_datum(kind, datum), Decimal(number)
-    if text is not None and kind.is_string:
-        literal = text.replace("''", "'").encode()
-        return lambda datum: _weigh(kind, datum), collations.sort_key(kind, literal)
-    if text is not None and kind.tp in {Tp.DATE, Tp.DATETIME}:
-        return lambda datum: datum.value, parse_time(_MOMENT, text)
-    raise Invalid(f"column {column.name} does not compare with the literal")
-
-
-def _weigh(kind: FieldType, datum: Datum) -> bytes:
-    return collations.sort_key(kind, datum.value if isinstance(datum.value, bytes) else b"")
+        return compile_condition(table, index.condition, f"the condition of index {index.name}")
+    except Invalid as error:
+        raise Invalid(
+            f"index {index.name} has the condition {index.condition}, which Penstock does not evaluate;"
+            " write the table through TiDB"
+        ) from error
 
 
 def handle_in(index: IndexInfo, key: bytes, value: bytes) -> Handle:

@@ -144,6 +144,14 @@ def with_condition(column: str, condition: str) -> TableInfo:
         ("varchar(9) collate utf8mb4_general_ci", "(`a`='x')", ["x", "X "], ["y"]),
         ("datetime", "`a` >= '2024-02-03'", ["2024-02-03 00:00:00"], ["2024-02-02 23:59:59"]),
         ("date", "`a` <> '2024-02-03'", ["2024-02-02"], ["2024-02-03"]),
+        ("int", "`a`>1 AND `a`<5", [2, 4], [1, 5, None]),
+        ("int", "`a`<1 OR `a`>5 OR `a` IS NULL", [0, 6, None], [1, 5]),
+        ("int", "10<`a`", [11], [10, None]),
+        ("int", "NOT(`a` BETWEEN -1 AND 5)", [-2, 6], [-1, 5, None]),
+        ("int", "`a` IN (1,2,NULL)", [1, 2], [3, None]),
+        ("int", "`a` NOT IN (1,2,NULL)", [], [1, 3, None]),
+        ("varchar(9)", "`a` IN (_UTF8MB4'x',_UTF8MB4'y')", ["x", "y "], ["z", None]),
+        ("datetime", "`a` BETWEEN '2024-02-03' AND '2024-02-04'", ["2024-02-04"], ["2024-02-04 00:00:01"]),
     ],
 )
 def test_a_partial_index_has_entries_of_rows_that_fulfil_its_condition(
@@ -161,7 +169,17 @@ def test_a_partial_index_has_entries_of_rows_that_fulfil_its_condition(
 @pytest.mark.parametrize(
     ("column", "condition"),
     [
-        ("int", "`a`>1 AND `a`<5"),
+        ("int", "`a`>1 XOR `a`<5"),
+        ("int", "`a`>`id`"),
+        ("int", "`a`+1>5"),
+        ("int", "`a` IN (1, 'x')"),
+        ("int", "`a` IN (SELECT 1)"),
+        ("int", "`a` IS TRUE"),
+        ("int", "(`a`>1)=1"),
+        ("int", "!(`a`=1)"),
+        ("int", "NOT `a`"),
+        ("varchar(9)", "`a`=_BINARY'x'"),
+        ("varchar(9)", "`a` LIKE 'x%'"),
         ("int", "`a`='5'"),
         ("int", "abs(`a`)=1"),
         ("varchar(9)", r"`a`='x\n'"),
