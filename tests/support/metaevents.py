@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.tables.accounts import Account, account_field, owner_field
 from penstock.tables.codec.ordered import encode_uint
+from penstock.tables.columns import name_to_json
 from penstock.tables.ddl_jobs import DdlJob
 from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key
@@ -35,8 +36,9 @@ def a_table(table_id: int, *columns: str, name: str = "t", **rest: Any) -> Table
 def partitioned_table(
     table_id: int, *parts: int, columns: tuple[str, ...] = (), name: str = "t"
 ) -> TableInfo:
-    """Return a table whose rows are in its partitions."""
-    partition = {"enable": True, "definitions": [{"id": part} for part in parts]}
+    """Return a table whose rows are in its partitions, each with the keys below its id."""
+    definitions = [{"id": part, "name": name_to_json(f"p{part}"), "less_than": [str(part)]} for part in parts]
+    partition = {"enable": True, "type": 1, "expr": "`id`", "definitions": definitions}
     return a_table(table_id, *columns, name=name, extra={"partition": partition})
 
 

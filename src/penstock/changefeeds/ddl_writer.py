@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_DDL_AFFECTED_DISPATCHERS
 
 _WRITES_MAX = 16  # DDLs whose files are written at once
+_UNKNOWN_MAX = 16  # DDLs without statements that are kept for the warning
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ class DdlWriter:
         self.revision = 0  # how often `needed_ids` may have changed
         self.left_out = {table.table_id: table for table in left_out}
         self.left_out_revision = 0  # how often `left_out` has changed
+        self.unknown: deque[DdlEvent] = deque(maxlen=_UNKNOWN_MAX)
+        """The last DDLs of which nobody knows the statement: consumers cannot run them."""
         self._changefeed_id = changefeed_id
         self._source = source
         self._sink = sink
@@ -106,6 +110,7 @@ class DdlWriter:
         self.known_ts = upto_ts
         for block in new:
             self._pending.add(block)
+            self.unknown += [event for event in block.events if event.unknown]
         if new:
             self.revision += 1
             self._moved.set()

@@ -24,6 +24,7 @@ from penstock.changefeeds.sinks.sink import Sink, SinkFiles
 from penstock.clock import Clock, physical_ms
 from penstock.errors import Invalid, PenstockError
 from penstock.eventloop import Place, call_in_thread
+from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Slice
 from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
@@ -93,7 +94,7 @@ class ChangefeedRun:
         self._held_revision, self._held_ids = 0, frozenset(resumed.tables.ids())
         self._stored_revision, self._looked_at = 0, clock.monotonic()  # of the tables that are left out
         self.warning = ""
-        """Why tables are missing here, and the remedy; empty when none is."""
+        """Why tables or statements are missing here, and the remedy; empty when none is."""
 
     async def run(self) -> None:
         """Return when `target_ts` is reached; raise what failed. When cancelled, write what was sent.
@@ -216,7 +217,10 @@ class ChangefeedRun:
             for table_id, found in stuck.items()
             if found.uncaptured and table_id in self._ddls.tables
         ]
-        self.warning = _describe_missed(missed) or describe_left_out(tuple(self._ddls.left_out.values()))
+        left_out = tuple(self._ddls.left_out.values())
+        unknown = _describe_unknown(self._ddls.unknown)
+        warnings = _describe_missed(missed), unknown, describe_left_out(left_out)
+        self.warning = "; ".join(filter(None, warnings))
 
     def _log_left_out(self, table: LeftOutTable) -> None:
         facts = {"changefeed": self._changefeed_id, "table": table.name, "reason": table.reason}
@@ -413,6 +417,19 @@ def _describe_ineligible(tables: Sequence[LeftOutTable]) -> str:
     return (
         f"table {first.name} cannot be captured: {first.reason}; fix that, or exclude it with !{first.name}"
         " in the tables of the changefeed, or go on without it by ignore_ineligible_table; then resume"
+    )
+
+
+def _describe_unknown(ddls: Sequence[DdlEvent]) -> str:
+    """Return which DDLs consumers got without a statement, and what to do; empty when there is none."""
+    if not ddls:
+        return ""
+    ddl = ddls[-1]
+    names = {side.name for change in ddl.tables for side in (change.after, change.before) if side is not None}
+    others = f" and {len(ddls) - 1} before it" if len(ddls) > 1 else ""
+    return (
+        f"the DDL of {', '.join(sorted(names)) or ddl.database} at {ddl.commit_ts}{others} has no statement:"
+        " the cluster did not record it in time. Change the target as the schema file of that version says"
     )
 
 

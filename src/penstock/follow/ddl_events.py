@@ -13,7 +13,7 @@ from typing import Any
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.tables.columns import ColumnFlag, ColumnInfo, SchemaState
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
-from penstock.tables.schema import TableInfo
+from penstock.tables.schema import DatabaseInfo, TableInfo
 
 
 class DdlScope(Enum):
@@ -62,6 +62,9 @@ class DdlEvent:
 
     `further`: a DDL that was told before goes on. Only the logical id of a table changes, so that readers of
     physical tables have nothing to do.
+
+    `unknown`: the cluster did not record the statement in time, and the descriptions do not say which it was.
+    `query` is empty then.
     """
 
     commit_ts: int
@@ -71,6 +74,7 @@ class DdlEvent:
     tables: tuple[TableChange, ...] = ()
     scope: DdlScope = DdlScope.TABLES
     further: bool = False
+    unknown: bool = False
     account: str = ""
     """Whose database it is that is created, changed or dropped; empty where that is not followed."""
 
@@ -106,6 +110,9 @@ class OtherAction(IntEnum):
     RENAME_TABLES = 47
     CREATE_TABLES = 60
     RECOVER_SCHEMA = 63
+    REORGANIZE_PARTITION = 64
+    PARTITION_BY = 71
+    REMOVE_PARTITIONING = 72
 
 
 _TICDC_ACTIONS = frozenset(
@@ -187,6 +194,42 @@ def _visible_column(column: ColumnInfo) -> tuple[Any, ...]:
     return column.id, column.name, kind, column.default, column.default_is_expr
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedDdl:
+    """One DDL as descriptions show it, whose job is not known yet; the job is found by `ids`.
+
+    `info` is the database that it creates.
+    """
+
+    ids: frozenset[int]
+    action: int
+    database: str
+    tables: tuple[TableChange, ...]
+    scope: DdlScope = DdlScope.TABLES
+    account: str = ""
+    info: DatabaseInfo | None = None
+
+    @property
+    def seen_by_readers(self) -> bool:
+        """Whether rows change, and not indexes alone."""
+        return self.scope is DdlScope.DATABASE or not all(map(same_rows, self.tables))
+
+    @property
+    def gives_other_ids(self) -> bool:
+        """Whether a table gets another id, as in the last step of REMOVE PARTITIONING."""
+        return any(
+            table.before is not None
+            and table.after is not None
+            and table.before.table.id != table.after.table.id
+            for table in self.tables
+        )
+
+    @property
+    def unread(self) -> bool:
+        """Whether a table could not be read before."""
+        return any(table.unread_ts for table in self.tables)
+
+
 def pair_changes(changes: Iterable[TableChange]) -> tuple[TableChange, ...]:
     """Return the changes of one transaction by table id, with a drop and a create of the same name as one
     change.
@@ -228,6 +271,8 @@ def action_of(changes: Sequence[TableChange]) -> int:
     begun = frozenset().union(*(change.begun_ids for change in changes))
     if len(changes) > 1 and ended and ended == begun:
         return OtherAction.EXCHANGE_PARTITION
+    if len(changes) > 1 and all(change.before is None for change in changes):
+        return OtherAction.CREATE_TABLES
     return _table_action(changes[0])
 
 
@@ -238,7 +283,8 @@ def _table_action(change: TableChange) -> int:
         return DdlAction.DROP_TABLE
     old, new = change.before.table, change.after.table
     if old.id != new.id:
-        return DdlAction.TRUNCATE_TABLE
+        continues = old.physical_ids == new.physical_ids
+        return OtherAction.PARTITION_BY if continues else DdlAction.TRUNCATE_TABLE
     if change.before.name != change.after.name:
         return DdlAction.RENAME_TABLE
     if change.ended_ids or change.begun_ids:
@@ -247,6 +293,9 @@ def _table_action(change: TableChange) -> int:
 
 
 def _partition_action(change: TableChange) -> int:
+    tree = change.after.table.extra.get("partition") if change.after is not None else None
+    if tree and tree.get("ddl_action"):
+        return int(tree["ddl_action"])
     if change.ended_ids and change.begun_ids:
         return OtherAction.TRUNCATE_PARTITION
     return OtherAction.ADD_PARTITION if change.begun_ids else OtherAction.DROP_PARTITION
@@ -261,6 +310,9 @@ def _column_action(old: TableInfo, new: TableInfo) -> int:
         return DdlAction.ADD_COLUMN if after - before else DdlAction.DROP_COLUMN
     if bool(old.primary_key) != bool(new.primary_key):
         return OtherAction.ADD_PRIMARY_KEY if new.primary_key else OtherAction.DROP_PRIMARY_KEY
+    indexes = _public_indexes(old), _public_indexes(new)
+    if indexes[0] != indexes[1] and _visible_parts(old) == _visible_parts(new):
+        return DdlAction.ADD_INDEX if indexes[1] - indexes[0] else DdlAction.DROP_INDEX
     return DdlAction.MODIFY_COLUMN
 
 

@@ -2,15 +2,17 @@
 
 A finished job is one DDL. The versions of a table's description say when it changed, exactly as they do for
 its rows: the DDL happens with the first of them in which readers see other rows, or queries other indexes.
-The action and the statement are in the job, which is recorded with the change or later. `DdlHistory` waits
-for the job for a while of the cluster's time; after that it derives the action from what has changed. A job
-that changes nothing of the kind, such as a comment's, happens when it is recorded. `VisibleTables` keeps the
-versions of tables that readers see.
+The action and the statement are in the job, which is recorded with the change or later: a transaction that
+stays open holds back the last steps of a job. `DdlHistory` waits for the job for a while of the cluster's
+time; after that it derives the statement from what has changed. Where that does not say which statement it
+was, it waits as long as the table shows that the job still runs. A job that changes nothing of the kind, such
+as a comment's, happens when it is recorded. `VisibleTables` keeps the versions of tables that readers see.
 """
 
+import logging
 import threading
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ from penstock.follow.ddl_events import (
     DdlEvent,
     DdlJobs,
     DdlScope,
+    DescribedDdl,
     OtherAction,
     RecordedDdl,
     TableChange,
@@ -40,14 +43,15 @@ from penstock.follow.ddl_events import (
     is_sent,
     pair_changes,
     same_indexes,
-    same_rows,
     same_to_readers,
 )
-from penstock.follow.ddl_statements import ddl_statement
+from penstock.follow.ddl_statements import ddl_statement, derive_statement
 from penstock.tables.accounts import SYSTEM_ACCOUNT, Account, OwnerRecord, read_account_record
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from penstock.tables.system_tables import TIDB_DATABASES
+
+_log = logging.getLogger(__name__)
 
 
 class _VisibleVersion(NamedTuple):
@@ -128,6 +132,15 @@ class VisibleTables:
             if before is not None or after is not None:
                 unread = self._last_unread(table_id) if before is None else None
                 yield TableChange(before, after, unread.since_ts if unread is not None else 0)
+
+    @property
+    def newest(self) -> Mapping[int, TableInfo]:
+        """The newest descriptions of tables by id, whatever readers see of them."""
+        return self._newest
+
+    def existed(self, table_id: int) -> bool:
+        """Return whether the table existed before, as far as versions are kept."""
+        return table_id in self._seen
 
     def note(self, described: Iterable[TableDescription]) -> None:
         """Record the descriptions of a transaction, whatever readers see of them."""
@@ -248,7 +261,7 @@ def _from(seen: list[_VisibleVersion], ts: int) -> list[_VisibleVersion]:
 
 
 JOB_WAIT_MS = 60_000
-"""How much of the cluster's time passes before a DDL without a job is given out without its statement."""
+"""How much of the cluster's time passes before the statement of a DDL without a job is derived."""
 
 
 @dataclass(slots=True)
@@ -269,36 +282,12 @@ class _Described:
             self.tables[described.table_id] = described
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """One DDL whose job is not known yet; the job is found by `ids`."""
+@dataclass(slots=True)
+class _EarlyDdl:
+    """A DDL that was given out before its job was known: which tables it changed, and when last."""
 
-    ids: frozenset[int]
-    action: int
-    database: str
-    tables: tuple[TableChange, ...]
-    scope: DdlScope = DdlScope.TABLES
-    account: str = ""
-
-    @property
-    def seen_by_readers(self) -> bool:
-        """Whether rows change, and not indexes alone."""
-        return self.scope is DdlScope.DATABASE or not all(map(same_rows, self.tables))
-
-    @property
-    def gives_other_ids(self) -> bool:
-        """Whether a table gets another id, as in the last step of REMOVE PARTITIONING."""
-        return any(
-            table.before is not None
-            and table.after is not None
-            and table.before.table.id != table.after.table.id
-            for table in self.tables
-        )
-
-    @property
-    def unread(self) -> bool:
-        """Whether a table could not be read before."""
-        return any(table.unread_ts for table in self.tables)
+    ids: set[int]
+    commit_ts: int
 
 
 class DdlHistory:
@@ -322,7 +311,8 @@ class DdlHistory:
         self._owners = DatabaseOwners()
         self._events: list[DdlEvent] = []
         self._told: set[int] = set()  # jobs whose DDLs are among the events before they are recorded
-        self._derived: dict[int, int] = {}  # tables and databases that changed without a known job, and when
+        self._early: dict[int, _EarlyDdl] = {}  # by table, or database; the next job recorded of it made them
+        self._waited_ts = 0  # of the DDL that a line in the log says to wait for its job
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
         """Take changes of meta keys. Returns False: they are done at once, and a restart reads them again."""
@@ -442,32 +432,62 @@ class DdlHistory:
                 self._settled_ts = max(self._settled_ts, commit_ts - 1)
                 return
             self._enter(commit_ts, changes)
+            events: list[DdlEvent | None] = [self._event(commit_ts, *pair) for pair in pairs]
             self._tables.note(described.tables.values())
             self._tables.note_unreadable(commit_ts, described.tables.values(), self._names, self._owners)
             del self._unsettled[commit_ts]
-            events = [self._event(commit_ts, change, job) for change, job in pairs]
             events += [self._hand_over(commit_ts, database_id) for database_id in sorted(described.owned)]
             events += [self._event_of_record(commit_ts, job) for job in described.jobs]
             self._events += [event for event in events if event is not None]
         self._settled_ts = self._fed_ts
         self._jobs.forget(self._settled_ts)
 
-    def _find_job(self, commit_ts: int, change: _Change) -> RecordedDdl | None:
+    def _find_job(self, commit_ts: int, change: DescribedDdl) -> RecordedDdl | None:
         """Return the job of a change. A table that could not be read before is new, whatever its job says."""
         return None if change.unread else self._jobs.find(change.ids, commit_ts, self._fed_ts)
 
-    def _waits(self, commit_ts: int, change: _Change) -> bool:
+    def _waits(self, commit_ts: int, change: DescribedDdl) -> bool:
         """Return whether a change waits for its job. TiDB makes its own tables without jobs at first."""
-        overdue = physical_ms(self._fed_ts) - physical_ms(commit_ts) >= self._job_wait_ms
-        return not (overdue or change.unread or change.database.lower() in TIDB_DATABASES)
+        if change.unread or _is_of_tidb(change):
+            return False
+        if not self._is_overdue(commit_ts):
+            return True
+        if not _is_ddl_of_its_own(change) or derive_statement(change, self._tables.newest):
+            return False
+        newest_ts, running = self._newest_state(commit_ts, change)
+        waits = running or not self._is_overdue(newest_ts)
+        if waits and self._waited_ts < commit_ts:
+            self._waited_ts = commit_ts
+            facts = {"table": _subject(change), "commit_ts": commit_ts}
+            _log.warning(
+                "DDLs of all tables wait for a job that has changed a table and still runs", extra=facts
+            )
+        return waits
 
-    def _enter(self, commit_ts: int, changes: list[_Change]) -> None:
+    def _is_overdue(self, commit_ts: int) -> bool:
+        return physical_ms(self._fed_ts) - physical_ms(commit_ts) >= self._job_wait_ms
+
+    def _newest_state(self, commit_ts: int, change: DescribedDdl) -> tuple[int, bool]:
+        """Return when the newest description of the tables of a change was written, and whether it shows that
+        a job still runs.
+        """
+        later = [
+            (ts, table_id, table.table)
+            for ts, described in sorted(self._unsettled.items())
+            for table_id, table in described.tables.items()
+            if commit_ts <= ts <= self._fed_ts and table_id in change.ids
+        ]
+        newest = {table_id: table for _, table_id, table in later}
+        running = any(table is not None and table.is_changing for table in newest.values())
+        return max((ts for ts, _, _ in later), default=commit_ts), running
+
+    def _enter(self, commit_ts: int, changes: list[DescribedDdl]) -> None:
         for change in changes:
             self._tables.enter(commit_ts, change.tables)
             if change.scope is DdlScope.DATABASE:
                 self._databases ^= change.ids
 
-    def _changes(self, commit_ts: int, described: _Described) -> Iterator[_Change]:
+    def _changes(self, commit_ts: int, described: _Described) -> Iterator[DescribedDdl]:
         tables = described.tables.values()
         left = pair_changes(self._tables.changes(commit_ts, tables, self._names, self._owners))
         for database_id, info in sorted(described.databases.items()):
@@ -479,12 +499,18 @@ class DdlHistory:
             side = "before" if info is None else "after"  # what goes with the database, or comes back with it
             inside = tuple(change for change in left if _has_only(change, side) and _database(change) == name)
             left = tuple(change for change in left if change not in inside)
-            action = DdlAction.DROP_SCHEMA if info is None else DdlAction.CREATE_SCHEMA
+            created = OtherAction.RECOVER_SCHEMA if inside else DdlAction.CREATE_SCHEMA
+            action = int(DdlAction.DROP_SCHEMA if info is None else created)
             # The transaction that drops a database removes its owner too: it is of whoever had it before.
             account = self._owners.at(database_id, commit_ts - (info is None))
-            yield _Change(frozenset({database_id}), action, name, inside, DdlScope.DATABASE, account)
+            yield DescribedDdl(
+                frozenset({database_id}), action, name, inside, DdlScope.DATABASE, account, info
+            )
         if left:
-            yield _Change(frozenset(ids_in_changes(left)), action_of(left), _database(left[0]), left)
+            ids, action = frozenset(ids_in_changes(left)), action_of(left)
+            if action == DdlAction.CREATE_TABLE and any(map(self._tables.existed, ids)):
+                action = OtherAction.RECOVER_TABLE
+            yield DescribedDdl(ids, action, _database(left[0]), left)
 
     def _hand_over(self, commit_ts: int, database_id: int) -> DdlEvent | None:
         """Enter the account that a database came to belong to; return that as a DDL of its tables, if any.
@@ -496,17 +522,13 @@ class DdlHistory:
         if not changes:
             return None
         self._tables.enter(commit_ts, changes)
-        change = _Change(frozenset(), DdlAction.RENAME_TABLE, name, changes)
+        change = DescribedDdl(frozenset(), DdlAction.RENAME_TABLE, name, changes)
         return _as_event(commit_ts, change, DdlAction.RENAME_TABLE, "")
 
-    def _event(self, commit_ts: int, change: _Change, recorded: RecordedDdl | None) -> DdlEvent | None:
-        """Return the DDL of a change with the statement of its job; None when there is nothing to tell."""
-        if recorded is None:
-            self._derived.update(dict.fromkeys(change.ids, commit_ts))
-            if not (change.seen_by_readers or change.gives_other_ids):
-                return None
-            further = not change.seen_by_readers
-            return _as_event(commit_ts, change, int(change.action), "", further=further)
+    def _event(self, commit_ts: int, change: DescribedDdl, recorded: RecordedDdl | None) -> DdlEvent:
+        """Return the DDL of a change, with the statement of its job where that is known."""
+        if recorded is None or self._is_early(recorded.job, change.ids):
+            return self._early_event(commit_ts, change)
         job = recorded.job
         if recorded.id in self._told:
             further = not change.seen_by_readers
@@ -514,18 +536,50 @@ class DdlHistory:
         self._told.add(recorded.id)
         return _as_event(commit_ts, change, job.type, ddl_statement(job, change.tables))
 
+    def _early_event(self, commit_ts: int, change: DescribedDdl) -> DdlEvent:
+        """Return a DDL whose job came too late, or of which only a part was given out without it."""
+        group = _EarlyDdl(set(change.ids), commit_ts)
+        for changed_id in change.ids:
+            group.ids |= self._early[changed_id].ids if changed_id in self._early else set()
+        self._early.update(dict.fromkeys(group.ids, group))
+        if not _is_ddl_of_its_own(change):
+            return _as_event(commit_ts, change, int(change.action), "", further=True)
+        if change.unread or _is_of_tidb(change):
+            return _as_event(commit_ts, change, int(change.action), "")
+        query = derive_statement(change, self._tables.newest)
+        event = _as_event(commit_ts, change, int(change.action), query)
+        if query:
+            return event
+        facts = {"table": _subject(change), "commit_ts": commit_ts}
+        _log.error("a DDL has no statement: its job was not recorded in time", extra=facts)
+        return replace(event, unknown=True)
+
+    def _is_early(self, job: DdlJob, ids: Iterable[int]) -> bool:
+        """Return whether a part of what a job did was given out before the job was known.
+
+        Jobs of one table run one after the other, so it is the first of them that is recorded since.
+        """
+        return any(
+            changed_id in self._early and self._early[changed_id].commit_ts > job.start_ts
+            for changed_id in ids
+        )
+
     def _event_of_record(self, commit_ts: int, job: DdlJob) -> DdlEvent | None:
         """Return the DDL of a job that changed nothing of rows and indexes; None when it was told before."""
         if job.id in self._told:
             self._told.discard(job.id)
             return None
-        told = any(self._derived.get(changed_id, 0) > job.start_ts for changed_id in ids_in_job(job))
-        if told or not is_sent(job.type) or job.type in _ALWAYS_SEEN or not job.schema_version:
+        ids = ids_in_job(job)
+        early = self._is_early(job, ids)
+        groups = [self._early[changed_id].ids for changed_id in ids if changed_id in self._early]
+        for changed_id in set().union(*groups):
+            self._early.pop(changed_id, None)
+        if early or not is_sent(job.type) or job.type in _ALWAYS_SEEN or not job.schema_version:
             return None  # without a version of the schema TiDB had nothing to do
         if job.type == OtherAction.MODIFY_SCHEMA_CHARSET:
             name = self._names.at(job.database_id, commit_ts, job.database_name)
             account = self._owners.at(job.database_id, commit_ts)
-            change = _Change(frozenset(), job.type, name, (), DdlScope.DATABASE, account)
+            change = DescribedDdl(frozenset(), job.type, name, (), DdlScope.DATABASE, account)
             return _as_event(commit_ts, change, job.type, ddl_statement(job, ()))
         changed = self._view_change(commit_ts, job) if job.type in _VIEWS else None
         if job.type not in _VIEWS:
@@ -534,7 +588,7 @@ class DdlHistory:
                 self._tables.enter(commit_ts, (changed,))
         if changed is None:
             return None
-        change = _Change(frozenset(), job.type, _database(changed), (changed,))
+        change = DescribedDdl(frozenset(), job.type, _database(changed), (changed,))
         return _as_event(commit_ts, change, job.type, ddl_statement(job, change.tables))
 
     def _view_change(self, commit_ts: int, job: DdlJob) -> TableChange | None:
@@ -557,7 +611,24 @@ _ALWAYS_SEEN = frozenset(
 that cannot be read."""
 
 
-def _as_event(commit_ts: int, change: _Change, action: int, query: str, *, further: bool = False) -> DdlEvent:
+def _is_of_tidb(change: DescribedDdl) -> bool:
+    return change.database.lower() in TIDB_DATABASES
+
+
+def _is_ddl_of_its_own(change: DescribedDdl) -> bool:
+    """Return whether readers or queries see more than another id of a table."""
+    return change.seen_by_readers or not change.gives_other_ids
+
+
+def _subject(change: DescribedDdl) -> str:
+    """Return what a DDL changes, for people."""
+    known = change.tables[0].after or change.tables[0].before if change.tables else None
+    return change.database if known is None else known.name
+
+
+def _as_event(
+    commit_ts: int, change: DescribedDdl, action: int, query: str, *, further: bool = False
+) -> DdlEvent:
     return DdlEvent(
         commit_ts=commit_ts,
         type=int(action),

@@ -1,18 +1,23 @@
 """The statements that consumers run for DDLs, from the jobs that TiDB recorded. Pure.
 
+Where a job comes too late, `derive_statement` reads the statement from what it changed.
+
 A consumer selects the database of the DDL, then runs the statement. So names of tables may stand without
 their databases, except where a statement names several tables: those are written anew, with the databases. A
 recorded text may also name more than its job did: DROP TABLE a, b has one job for each table.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.follow.ddl_events import OtherAction, TableChange
+from penstock.follow.ddl_events import DdlScope, DescribedDdl, OtherAction, TableChange
+from penstock.tables.columns import name_from_json
 from penstock.tables.ddl_jobs import DdlAction, DdlJob
 from penstock.tables.portable_sql import Charset, copies_table, portable_statement
-from penstock.tables.statements import create_table, foreign_indexes, quote
+from penstock.tables.schema import TableInfo
+from penstock.tables.statements import alter_table, create_table, foreign_indexes, quote
 
 _NAME = r"`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[^\s`\"]+"
 _EXCHANGED = re.compile(rf"\bEXCHANGE\s+PARTITION\s+({_NAME})\s+WITH\s+TABLE\b", re.IGNORECASE)
@@ -41,6 +46,78 @@ def ddl_statement(job: DdlJob, tables: Sequence[TableChange]) -> str:
 def sql_mode_of(job: DdlJob) -> int:
     """Return TiDB's number of the mode in which a job's statement was typed."""
     return int(job.extra.get("sql_mode") or 0)
+
+
+def derive_statement(change: DescribedDdl, newest: Mapping[int, TableInfo]) -> str:
+    """Return the statement of a DDL by what it changed; empty when that does not say which one it was.
+
+    `newest` has the descriptions of tables before it by id, as writers see them. Other words than the user's
+    may have the same effect.
+    """
+    try:
+        return _derive(replace(change, tables=tuple(_from_newest(each, newest) for each in change.tables)))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return ""  # a description without what a statement needs
+
+
+def _from_newest(change: TableChange, newest: Mapping[int, TableInfo]) -> TableChange:
+    known = newest.get(change.before.table.id) if change.before is not None else None
+    if change.before is None or known is None or known.unreadable:
+        return change
+    return replace(change, before=replace(change.before, table=known))
+
+
+def _derive(change: DescribedDdl) -> str:
+    if change.scope is DdlScope.DATABASE:
+        return _derive_for_database(change)
+    changes = change.tables
+    if change.action == OtherAction.EXCHANGE_PARTITION:
+        return _derive_exchange(changes)
+    if all(map(_only_renamed, changes)):
+        return rename_statement(changes)
+    if all(each.before is None for each in changes):
+        created = [create_table(each.after.table) for each in changes if each.after is not None]
+        return "; ".join(created)
+    return _derive_for_table(changes[0]) if len(changes) == 1 else ""
+
+
+def _derive_for_database(change: DescribedDdl) -> str:
+    name, info = quote(change.database), change.info
+    if info is None:
+        return f"DROP DATABASE {name}"
+    charset = Charset(info.charset, info.collate) if info.charset else None
+    return portable_statement(f"CREATE DATABASE {name}", charset=charset)
+
+
+def _derive_for_table(change: TableChange) -> str:
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return f"DROP TABLE {_full_name(before)}" if before is not None else ""
+    if before.table.id == after.table.id:
+        return alter_table(before.table, after.table) if before.name == after.name else ""
+    empty = before.name == after.name and create_table(before.table) == create_table(after.table)
+    return f"TRUNCATE TABLE {_full_name(after)}" if empty else ""
+
+
+def _only_renamed(change: TableChange) -> bool:
+    before, after = change.before, change.after
+    if before is None or after is None or before.name == after.name or before.table.id != after.table.id:
+        return False
+    return create_table(replace(after.table, name=before.table.name)) == create_table(before.table)
+
+
+def _derive_exchange(changes: Sequence[TableChange]) -> str:
+    """Return EXCHANGE PARTITION, with the check of rows that MySQL does unless it is told not to."""
+    parted = [each for each in changes if each.after and is_partitioned_version(each.after)]
+    plain = [each for each in changes if each.after and not is_partitioned_version(each.after)]
+    if len(parted) != 1 or len(plain) != 1 or parted[0].after is None:
+        return ""
+    parts = parted[0].after.table.extra["partition"]["definitions"]
+    names = [name_from_json(part["name"]) for part in parts if part["id"] in parted[0].begun_ids]
+    if len(names) != 1:
+        return ""
+    table, other = _full_name(parted[0].after), _full_name(plain[0].after)
+    return f"ALTER TABLE {table} EXCHANGE PARTITION {quote(names[0])} WITH TABLE {other}"
 
 
 def rename_statement(tables: Sequence[TableChange]) -> str:

@@ -288,6 +288,14 @@ class TableInfo:
         """
         return any(column.replaces_another for column in self.columns)
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a job still runs that adds, drops or rewrites a column, an index or a partition."""
+        columns = {column.state for column in self.columns}
+        indexes = {index.state for index in self.indexes}
+        division = (self.extra.get("partition") or {}).get("ddl_state") or SchemaState.PUBLIC
+        return bool({self.state, division, *columns, *indexes} - {SchemaState.PUBLIC})
+
     @cached_property
     def primary_index(self) -> IndexInfo | None:
         """The index of the primary key, if there is one. An index that is being added or dropped is none."""

@@ -1,6 +1,6 @@
 """Schema changes as SQL statements."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.tables.columns import (
@@ -360,3 +360,169 @@ def rename_column(table: TableInfo, name: str, new_name: str) -> str:
 def alter_column(verb: str, table: TableInfo, column: ColumnInfo, place: str = "") -> str:
     """Return the statement that adds or modifies a column."""
     return f"ALTER TABLE {quote(table.name)} {verb} COLUMN {quote(column.name)} {column_text(column)}{place}"
+
+
+def alter_table(before: TableInfo, after: TableInfo) -> str:
+    """Return the statement that makes one description of a table from another, as far as readers see them.
+
+    Empty when the difference does not say which statement it was: more than columns, indexes and partitions
+    differ, or the columns have another order that no single move explains.
+    """
+    if before.name != after.name or _rest_of_table(before) != _rest_of_table(after):
+        return ""
+    try:
+        clauses = [*_column_clauses(before, after), *_index_clauses(before, after)]
+        divided = _partition_clauses(before, after, rewritten=bool(clauses))
+    except _UndeterminedError:
+        return ""
+    if not clauses and not divided:
+        return ""
+    # Clauses of partitions stand alone in MySQL; they come with others only in PARTITION BY.
+    text = ", ".join([*clauses, *divided])
+    return portable_statement(
+        f"ALTER TABLE {quote(after.name)} {text}", foreign_indexes=foreign_indexes(before)
+    )
+
+
+class _UndeterminedError(Exception):
+    """Two descriptions do not say which statement led from one to the other."""
+
+
+def _rest_of_table(table: TableInfo) -> tuple[Any, ...]:
+    """Return what a statement can change besides columns, indexes and partitions."""
+    extra = table.extra
+    return _options(table), _ttl(table), extra.get("fk_info") or (), extra.get("constraint_info") or ()
+
+
+def _shown_columns(table: TableInfo) -> list[ColumnInfo]:
+    return [column for column in table.columns if column.state is SchemaState.PUBLIC and not column.hidden]
+
+
+def _column_clauses(before: TableInfo, after: TableInfo) -> list[str]:
+    old = {column.id: column for column in _shown_columns(before)}
+    new = {column.id: column for column in _shown_columns(after)}
+    heirs = _heirs(before, old, new)  # id of a column before -> id of the same column after
+    clauses = [f"DROP COLUMN {quote(column.name)}" for key, column in old.items() if key not in heirs]
+    earlier = {heir: old[key] for key, heir in heirs.items()}
+    moved = _moved([heirs[key] for key in old if key in heirs], [key for key in new if key in earlier])
+    place = "FIRST"
+    ahead = len(new)
+    while ahead and list(new)[ahead - 1] not in earlier:
+        ahead -= 1  # the columns behind the last one that was there before: they are added at the end
+    for at, (key, column) in enumerate(new.items()):
+        definition = f"{quote(column.name)} {_definition(after, column)}"
+        known = earlier.get(key)
+        if known is None:
+            clauses.append(f"ADD COLUMN {definition}" + ("" if at >= ahead else f" {place}"))
+        elif known.name != column.name or key == moved or _differs(before, known, after, column):
+            same = known.name == column.name
+            verb = "MODIFY COLUMN" if same else f"CHANGE COLUMN {quote(known.name)}"
+            clauses.append(f"{verb} {definition}" + (f" {place}" if key == moved else ""))
+        place = f"AFTER {quote(column.name)}"
+    return clauses
+
+
+def _differs(before: TableInfo, old: ColumnInfo, after: TableInfo, new: ColumnInfo) -> bool:
+    return old.id != new.id or _definition(before, old) != _definition(after, new)
+
+
+def _heirs(before: TableInfo, old: Mapping[int, ColumnInfo], new: Mapping[int, ColumnInfo]) -> dict[int, int]:
+    """Return which column is which: those of one id, and those that took the place of rewritten ones."""
+    found = {key: key for key in old if key in new}
+    for column in before.columns:
+        if column.id in new and column.replaces_another and column.changes_from is not None:
+            replaced = before.columns[column.changes_from]
+            if replaced.id in old and replaced.id not in new:
+                found[replaced.id] = column.id
+    names = {column.name.lower(): key for key, column in new.items() if key not in found.values()}
+    for key, column in old.items():
+        if key not in found and column.name.lower() in names:
+            found[key] = names[column.name.lower()]
+    known = {column.id for column in before.columns}
+    if len(found) < len(old) and not known.union(found.values()).issuperset(new):
+        raise _UndeterminedError  # a column that is gone may be the one that nobody has seen coming
+    return found
+
+
+def _moved(old: Sequence[int], new: Sequence[int]) -> int | None:
+    """Return the one column that has another place among the others; None when all are in order."""
+    if list(old) == list(new):
+        return None
+    for key in new:
+        if [each for each in old if each != key] == [each for each in new if each != key]:
+            return key
+    raise _UndeterminedError
+
+
+def _index_clauses(before: TableInfo, after: TableInfo) -> list[str]:
+    old, new = (
+        {index.id: index for index in table.indexes if index.state is SchemaState.PUBLIC}
+        for table in (before, after)
+    )
+    gone = [index for key, index in old.items() if key not in new]
+    come = [index for key, index in new.items() if key not in old]
+    # MODIFY COLUMN builds the indexes of its column again, with other ids.
+    again = {_index(before, index) for index in gone} & {_index(after, index) for index in come}
+    columns = {column.name for column in _shown_columns(after)}
+    dropped = [
+        "DROP PRIMARY KEY" if index.primary else f"DROP INDEX {quote(index.name)}"
+        for index in gone
+        if _index(before, index) not in again
+        and any(before.columns[part.offset].hidden or part.name in columns for part in index.columns)
+    ]
+    added = [f"ADD {_index(after, index)}" for index in come if _index(after, index) not in again]
+    return dropped + added
+
+
+def _partition_clauses(before: TableInfo, after: TableInfo, *, rewritten: bool) -> list[str]:
+    if before.physical_ids == after.physical_ids:
+        return []
+    old, new = _division(before), _division(after)
+    if rewritten or (old is None and new is None):
+        raise _UndeterminedError
+    if new is None:
+        return ["REMOVE PARTITIONING"]
+    if old is None or _kind_of(old) != _kind_of(new):
+        return [_partitions(new).replace("\n", " ")]
+    return [_division_change(old, new)]
+
+
+def _division(table: TableInfo) -> Mapping[str, Any] | None:
+    """Return the partitioning of a table; None while it has, or still has, one part for all its rows."""
+    tree = table.extra.get("partition")
+    return tree if tree and tree.get("enable") and tree.get("type") in _PARTITION_KINDS else None
+
+
+def _kind_of(tree: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tree["type"], tree.get("expr") or "", _names(tree.get("columns") or ())
+
+
+_REORGANIZES = 64
+
+
+def _division_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    kind = new["type"]
+    before, after = ({name_from_json(part["name"]): part for part in _parts(tree)} for tree in (old, new))
+    kept = [name for name in before if name in after and before[name]["id"] == after[name]["id"]]
+    gone = [name for name in before if name not in kept]
+    come = [name for name in after if name not in kept]
+    if kind in {_HASH, _KEY} and len(before) != len(after):
+        count = len(after) - len(before)
+        return f"ADD PARTITION PARTITIONS {count}" if count > 0 else f"COALESCE PARTITION {-count}"
+    same = gone == come and all(
+        _partition(kind, before[name]) == _partition(kind, after[name]) for name in gone
+    )
+    if same and new.get("ddl_action") != _REORGANIZES:
+        return f"TRUNCATE PARTITION {','.join(map(quote, gone))}"
+    if kind in {_HASH, _KEY}:
+        raise _UndeterminedError
+    if not come:
+        return f"DROP PARTITION {','.join(map(quote, gone))}"
+    definitions = f"({', '.join(_partition(kind, after[name]) for name in come)})"
+    if not gone:
+        return f"ADD PARTITION {definitions}"
+    return f"REORGANIZE PARTITION {','.join(map(quote, gone))} INTO {definitions}"
+
+
+def _parts(tree: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return tree.get("definitions") or ()

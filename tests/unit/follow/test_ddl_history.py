@@ -79,48 +79,68 @@ def test_a_ddl_has_the_statement_of_its_job_and_the_time_of_its_rows() -> None:
 TABLE, PARTS = a_table(7, "a"), partitioned_table(7, 71, 72)
 WIDER = replace(define_table("t", [("id", "bigint primary key"), ("a", "bigint")]), id=7)
 SAME = ["shop.t", "shop.t"]
+
+
+def emptied(table: TableInfo, part_id: int, new_id: int, **members: int) -> TableInfo:
+    """Return a table with another id of one of its partitions, and other members of its partitioning."""
+    tree = table.extra["partition"]
+    parts = [{**part, "id": new_id if part["id"] == part_id else part["id"]} for part in tree["definitions"]]
+    return replace(table, extra={"partition": {**tree, "definitions": parts, **members}})
+
+
 MOVED = ["shop.t", "old.t"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "action", "names"),
+    ("changes", "action", "names", "query"),
     [
-        pytest.param([put_table(20, a_table(7, "a", "b"))], 5, SAME, id="add column"),
-        pytest.param([put_table(20, a_table(7))], 6, SAME, id="drop column"),
-        pytest.param(
-            [put_table(20, WIDER)],
-            12, SAME, id="modify column",
+        (
+            [put_table(20, a_table(7, "a", "b"))], 5, SAME,
+            "ALTER TABLE `t` ADD COLUMN `b` int(11) DEFAULT NULL",
         ),
-        pytest.param([put_table(20, replace(TABLE, name="u"))], 14, ["shop.t", "shop.u"], id="rename"),
-        pytest.param([remove_table(20, 7), put_table(20, TABLE, 2)], 14, MOVED, id="to another database"),
-        pytest.param([put_table(20, TABLE, 2), remove_table(20, 7)], 14, MOVED, id="the other way round"),
-        pytest.param([remove_table(20, 7), put_table(20, replace(TABLE, id=8))], 11, SAME, id="truncate"),
-        pytest.param([remove_table(20, 7)], 4, ["shop.t", None], id="drop"),
-        pytest.param([put_table(20, a_table(8, name="u"))], 3, [None, "shop.u"], id="create"),
+        ([put_table(20, a_table(7))], 6, SAME, "ALTER TABLE `t` DROP COLUMN `a`"),
+        ([put_table(20, WIDER)], 12, SAME, "ALTER TABLE `t` MODIFY COLUMN `a` bigint(20) DEFAULT NULL"),
+        (
+            [put_table(20, replace(TABLE, name="u"))], 14, ["shop.t", "shop.u"],
+            "RENAME TABLE `shop`.`t` TO `shop`.`u`",
+        ),
+        ([remove_table(20, 7), put_table(20, TABLE, 2)], 14, MOVED, "RENAME TABLE `shop`.`t` TO `old`.`t`"),
+        ([put_table(20, TABLE, 2), remove_table(20, 7)], 14, MOVED, "RENAME TABLE `shop`.`t` TO `old`.`t`"),
+        ([remove_table(20, 7), put_table(20, replace(TABLE, id=8))], 11, SAME, "TRUNCATE TABLE `shop`.`t`"),
+        ([remove_table(20, 7)], 4, ["shop.t", None], "DROP TABLE `shop`.`t`"),
+        ([put_table(20, U := a_table(8, name="u"))], 3, [None, "shop.u"], create_table(U)),
     ],
 )  # fmt: skip
-def test_without_a_job_a_ddl_is_known_by_what_it_changed(
-    changes: list[Change], action: int, names: list[str | None]
+def test_without_a_job_a_ddl_and_its_statement_are_known_by_what_it_changed(
+    changes: list[Change], action: int, names: list[str | None], query: str
 ) -> None:
     event = last(put_table(10, TABLE), *changes)
-    assert shown(event) == (20, action, [tuple(names)])
-    assert event.query == ""
+    assert (*shown(event), event.query) == (20, action, [tuple(names)], query)
+    assert not event.unknown
 
 
 @pytest.mark.parametrize(
-    ("parts", "action", "ended", "begun"),
+    ("later", "action", "ended", "begun", "query"),
     [
-        pytest.param((71, 72, 73), 19, set(), {73}, id="add partition"),
-        pytest.param((72,), 20, {71}, set(), id="drop partition"),
-        pytest.param((71, 73), 23, {72}, {73}, id="truncate partition"),
+        (partitioned_table(7, 71, 72, 73), 19, set(), {73},
+         "ADD PARTITION (PARTITION `p73` VALUES LESS THAN (73))"),
+        (partitioned_table(7, 72), 20, {71}, set(), "DROP PARTITION `p71`"),
+        (emptied(PARTS, 72, 73), 23, {72}, {73}, "TRUNCATE PARTITION `p72`"),
+        (emptied(PARTS, 72, 73, ddl_action=64), 64, {72}, {73},
+         "REORGANIZE PARTITION `p72` INTO (PARTITION `p72` VALUES LESS THAN (72))"),
+        (partitioned_table(7, 71, 80, 81), 23, {72}, {80, 81},
+         "REORGANIZE PARTITION `p72` INTO (PARTITION `p80` VALUES LESS THAN (80),"
+         " PARTITION `p81` VALUES LESS THAN (81))"),
+        (a_table(7), 23, {71, 72}, {7}, "REMOVE PARTITIONING"),
     ],
-)
+)  # fmt: skip
 def test_partitions_come_and_go(
-    parts: tuple[int, ...], action: int, ended: set[int], begun: set[int]
+    later: TableInfo, action: int, ended: set[int], begun: set[int], query: str
 ) -> None:
-    event = last(put_table(10, PARTS), put_table(20, partitioned_table(7, *parts)))
+    event = last(put_table(10, PARTS), put_table(20, later))
     (change,) = event.tables
     assert (event.type, change.ended_ids, change.begun_ids) == (action, ended, begun)
+    assert event.query == f"ALTER TABLE `t` {query}"
 
 
 def test_an_exchange_moves_physical_tables_crosswise() -> None:
@@ -131,6 +151,7 @@ def test_an_exchange_moves_physical_tables_crosswise() -> None:
     (event,) = made.ddls(11, LATER)
     assert shown(event) == (20, 42, [("shop.t", "shop.t"), ("shop.u", "shop.u")])
     assert [(each.ended_ids, each.begun_ids) for each in event.tables] == [({71}, {8}), ({8}, {71})]
+    assert event.query == "ALTER TABLE `shop`.`t` EXCHANGE PARTITION `p8` WITH TABLE `shop`.`u`"
     assert made.schema_of(8, 19).name == "shop.u"
     assert made.schema_of(8, 20).name == "shop.t"
     assert made.schema_of(71, 20).name == "shop.u"
@@ -236,7 +257,8 @@ def test_a_ddl_waits_for_its_job_and_what_follows_waits_for_the_ddl() -> None:
     assert made.resolved_ts() == changed + 11
     made.advance_resolved_ts(changed + 12 + minute)
     (event,) = made.ddls(created, made.resolved_ts())
-    assert (event.type, event.query) == (DdlAction.ADD_COLUMN, "")
+    query = "ALTER TABLE `t` ADD COLUMN `a` int(11) DEFAULT NULL"
+    assert (event.type, event.query) == (DdlAction.ADD_COLUMN, query)
 
 
 def test_nobody_waits_for_jobs_of_the_tables_in_which_tidb_keeps_jobs() -> None:
@@ -443,15 +465,109 @@ def test_a_database_that_comes_back_under_another_name_had_its_own_before(backwa
     assert flashed.query == "CREATE DATABASE `again`"
 
 
-def test_a_statement_that_came_too_late_is_not_told_again() -> None:
-    made = DdlHistory(job_wait_ms=0)
-    made.consume_kv_events(
-        raw([SHOP, put_table(10, a_table(7)), put_table(20, a_table(7, "a"))]), lambda: None
+MINUTE = compose_ts(60_000)
+DROPS_A = "ALTER TABLE `t` DROP COLUMN `a`"
+
+
+def fed(made: DdlHistory, upto_ts: int, *changes: Change) -> int:
+    """Let the history know some changes; return up to when it knows all DDLs."""
+    if changes:
+        made.consume_kv_events(raw(changes), lambda: None)
+    made.advance_resolved_ts(upto_ts)
+    return made.resolved_ts()
+
+
+def begun(*tables: TableInfo) -> DdlHistory:
+    """Return a history with tables that were created at 10, and known up to 15."""
+    made = DdlHistory()
+    jobs = [finish_job(10, nth, 3, table.id, "CREATE TABLE") for nth, table in enumerate(tables, 1)]
+    jobs.append(finish_job(1, 99, 1, 0, "CREATE DATABASE shop"))
+    assert fed(made, 15, SHOP, *(put_table(10, table) for table in tables), *jobs) == 15
+    return made
+
+
+def test_a_job_that_is_recorded_too_late_has_the_statement_of_what_it_changed_once() -> None:
+    made, table = begun(a_table(7, "a")), a_table(7, "a")
+    for nth, state in enumerate([SchemaState.WRITE_ONLY, SchemaState.DELETE_ONLY, SchemaState.DELETE_REORG]):
+        fed(made, 20 + nth + MINUTE * nth, put_table(20 + MINUTE * nth, in_state(table, state)))
+    late = 3 * MINUTE
+    job = finish_job(late, 5, 6, 7, "ALTER TABLE t DROP COLUMN a", start_ts=18)
+    assert fed(made, late, put_table(late - 1, a_table(7)), job) == late
+    # This job was submitted while the first one ran, and is another DDL.
+    later = finish_job(late + 6, 6, 5, 7, "ALTER TABLE t ADD b", start_ts=19)
+    fed(made, LATER, put_table(late + 5, a_table(7, "b")), later)
+    assert told(made) == [(20, 6, DROPS_A), (late + 5, 5, "ALTER TABLE t ADD b")]
+
+
+def test_what_is_left_of_a_job_whose_first_part_came_without_it_is_a_ddl_of_its_own() -> None:
+    table = a_table(7, "a", "b")
+    made, late = begun(table), MINUTE + 100
+    hidden = in_state(table, SchemaState.WRITE_ONLY)
+    assert fed(made, late, put_table(20, hidden)) == late
+    job = finish_job(late + 2, 5, 61, 7, "ALTER TABLE t DROP COLUMN b, DROP COLUMN a", start_ts=18)
+    fed(made, LATER, put_table(late + 1, a_table(7)), job)
+    assert told(made) == [(20, 6, "ALTER TABLE `t` DROP COLUMN `b`"), (late + 1, 6, DROPS_A)]
+
+
+def test_a_ddl_that_descriptions_do_not_explain_waits_as_long_as_its_job_runs() -> None:
+    table = a_table(7, "a", "b")
+    made = begun(table, a_table(8, name="u"))
+    odd = in_state(replace(table, comment="other"), SchemaState.WRITE_ONLY)
+    assert fed(made, 100 * MINUTE, put_table(20, odd), put_table(25, a_table(8, "c", name="u"))) == 19
+    end = 100 * MINUTE + 1
+    assert fed(made, end + MINUTE - 2, put_table(end, replace(a_table(7, "a"), comment="other"))) == 19
+    job = finish_job(end + MINUTE, 5, 61, 7, "ALTER TABLE t DROP b, COMMENT 'other'", start_ts=18)
+    fed(made, end + MINUTE, job)
+    assert told(made)[0] == (20, 61, "ALTER TABLE t DROP b, COMMENT 'other'")
+    assert not any(event.unknown for event in made.ddls(11, made.resolved_ts()))
+
+
+def test_a_ddl_that_nobody_explains_in_time_is_marked() -> None:
+    made = begun(a_table(7, "a"))
+    fed(made, LATER, put_table(20, a_table(7, comment="other")))
+    (event,) = made.ddls(11, LATER)
+    assert (event.commit_ts, event.query, event.unknown) == (20, "", True)
+
+
+def test_a_column_that_may_have_another_name_now_is_not_taken_for_a_new_one() -> None:
+    made, renamed = begun(a_table(7, "a")), a_table(7, "z")
+    *rest, column = renamed.columns
+    fed(made, LATER, put_table(20, replace(renamed, columns=(*rest, replace(column, id=9)))))
+    (event,) = made.ddls(11, LATER)
+    assert (event.query, event.unknown) == ("", True)
+
+
+def test_the_statements_of_all_ddls_of_a_tidb_can_be_derived() -> None:
+    changes = list(tidb_meta_changes())
+    without = [change for change in changes if read_job(change[2], change[3]) is None]
+    last_ts = changes[-1][0]
+
+    def seen(made: DdlHistory) -> dict[int, DdlEvent]:
+        events = made.ddls(0, last_ts)
+        return {event.commit_ts: event for event in events if event.database not in TIDB_DATABASES}
+
+    jobs, derived = (
+        seen(history(*changes, resolved_ts=last_ts)),
+        seen(history(*without, resolved_ts=last_ts + LATER)),
     )
-    made.advance_resolved_ts(25)
-    made.consume_kv_events(raw([finish_job(30, 1, 5, 7, "ADD a", start_ts=15)]), lambda: None)
-    made.advance_resolved_ts(LATER)
-    assert told(made) == [(20, 5, "")]
+    assert not any(event.unknown for event in derived.values())
+    assert [ts for ts, event in derived.items() if event.further or not event.query] == [
+        ts for ts, event in jobs.items() if event.further
+    ]
+    # Of the others there is nothing to see before their jobs are recorded.
+    assert {jobs[ts].type for ts in jobs.keys() - derived.keys()} == {5, 17, 18, 21, 24, 26}
+    changed = {ts: event for ts, event in derived.items() if event.type != jobs[ts].type}
+    # Several changes are one statement of another type, the last step of REMOVE PARTITIONING has another, and
+    # a default is changed by MODIFY COLUMN as well.
+    assert {(jobs[ts].type, event.type) for ts, event in changed.items()} == {
+        (61, 5), (61, 6), (61, 7), (61, 12), (15, 12), (47, 14), (72, 71),
+    }  # fmt: skip
+    queries = " ".join(event.query for event in derived.values())
+    assert "CHANGE COLUMN `e` `e2` tinyint(3) unsigned" in queries
+    assert "CHANGE COLUMN `bb` `b2` varchar(30) DEFAULT NULL AFTER `id`" in queries
+    assert (
+        "`alters` DROP COLUMN `g`, MODIFY COLUMN `e` varchar(40) DEFAULT NULL, ADD COLUMN `multi1`" in queries
+    )
 
 
 def test_every_finished_job_of_a_tidb_is_one_ddl_in_order() -> None:

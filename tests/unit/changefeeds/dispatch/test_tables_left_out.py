@@ -51,6 +51,16 @@ async def test_the_others_go_on_and_the_warning_names_table_reason_and_remedy(wo
     assert 2 not in w.source.held
 
 
+async def test_a_ddl_without_a_statement_is_a_warning_that_names_it(world) -> None:
+    w = world(A)
+    w.source.ddl(replace(alter_table(30, A), unknown=True))
+    w.source.advance(50)
+    w.start()
+    await w.reached(50)
+    assert w.feed.state is ChangefeedState.WARNING
+    assert "the DDL of shop.t1 at 30 has no statement" in w.feed.warning
+
+
 async def test_everything_that_was_captured_is_sent_before_the_table_is_left_out(world) -> None:
     w = world(A, B)
     for ts in range(20, 40):
