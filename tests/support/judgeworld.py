@@ -146,7 +146,8 @@ class JudgeWorld:
         return found
 
     def _commit(self, txn: Mapping[str, Any]) -> None:
-        with self._client.begin(async_commit=False, one_pc=False) as written:
+        source = txn.get("txn_source", 0)
+        with self._client.begin(async_commit=False, one_pc=False, txn_source=source) as written:
             for mutation in txn["muts"]:
                 key = bytes.fromhex(mutation["key"])
                 if mutation["op"] == "put":

@@ -12,9 +12,10 @@ async with replaying(tmp_path / "kv") as (pd_addr, replay):
 import gzip
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from typing import Any, NamedTuple
 from penstock.kv import AsyncClient
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
+from penstock.tables.codec.rows import decode
+from penstock.tables.keys import is_record_key
 
 __all__ = [
     "GOLDEN",
@@ -33,9 +36,13 @@ __all__ = [
     "TidbRecord",
     "load_record",
     "replaying",
+    "without_sources",
 ]
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tidb-history"
+REWRITES = 1 << 8
+"""The source of TiDB's transactions that rewrite a column."""
+_MODIFIES = re.compile(r"\b(MODIFY|CHANGE)\b", re.IGNORECASE)
 _VIRTUAL = " VIRTUAL"
 
 
@@ -49,12 +56,16 @@ class Mutation(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedTxn:
-    """A transaction that TiDB committed, with TiDB's timestamps."""
+    """A transaction that TiDB committed, with TiDB's timestamps.
+
+    `source` is what TiDB said of the writer: change streams leave out the backfill of MODIFY COLUMN by it.
+    """
 
     start_ts: int
     commit_ts: int
     statement: int
     mutations: tuple[Mutation, ...]
+    source: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +143,58 @@ class TidbRecord:
 
 @cache
 def load_record(folder: str = "") -> TidbRecord:
-    """Read a record; by default the one of PENSTOCK_TIDB_HISTORY, else that of tests/golden."""
+    """Read a record; by default the one of PENSTOCK_TIDB_HISTORY, else that of tests/golden.
+
+    Where a record does not say which transactions are backfills of MODIFY COLUMN, their rows tell.
+    """
     root = Path(folder or os.environ.get("PENSTOCK_TIDB_HISTORY") or GOLDEN)
+    trees = list(_lines(root / "txns.jsonl.gz"))
     txns = [
-        RecordedTxn(txn["start_ts"], txn["commit_ts"], txn["stmt"], tuple(_mutations(txn["muts"])))
-        for txn in _lines(root / "txns.jsonl.gz")
+        RecordedTxn(
+            txn["start_ts"],
+            txn["commit_ts"],
+            txn["stmt"],
+            tuple(_mutations(txn["muts"])),
+            txn.get("txn_source", 0),
+        )
+        for txn in trees
     ]
     txns.sort(key=lambda txn: (txn.commit_ts, txn.start_ts))
-    points = [_point(tree) for tree in _lines(root / "points.jsonl.gz")]
     statements = {tree["n"]: tree["sql"] for tree in _lines(root / "statements.jsonl.gz")}
+    if not any(txn.source for txn in txns):
+        txns = _mark_backfills(txns, statements)
+    points = [_point(tree) for tree in _lines(root / "points.jsonl.gz")]
     return TidbRecord(tuple(txns), tuple(sorted(points, key=lambda point: point.ts)), statements)
+
+
+def without_sources(record: TidbRecord) -> TidbRecord:
+    """Return a record as a TiKV before 6.5 has it, which sends backfills as well."""
+    return replace(record, txns=tuple(replace(txn, source=0) for txn in record.txns))
+
+
+def _mark_backfills(txns: list[RecordedTxn], statements: Mapping[int, str]) -> list[RecordedTxn]:
+    """Give a source to the transactions of MODIFY COLUMN that add a cell to rows and change no other one."""
+    rows: dict[bytes, dict[int, bytes | None]] = {}
+    found = []
+    for txn in txns:
+        adds = []
+        for op, key, value in txn.mutations:
+            if op == "lock" or not is_record_key(key):
+                continue
+            before, after = rows.get(key), decode(value).cells if op == "put" else None
+            adds.append(before is not None and after is not None and _adds(before, after))
+            if after is not None:
+                rows[key] = dict(after)
+            else:
+                rows.pop(key, None)
+        rewrites = _MODIFIES.search(statements.get(txn.statement, "")) and adds and all(adds)
+        found.append(replace(txn, source=REWRITES) if rewrites else txn)
+    return found
+
+
+def _adds(before: Mapping[int, bytes | None], after: Mapping[int, bytes | None]) -> bool:
+    """Return whether a row got a new column and kept its values; columns that are dropped go meanwhile."""
+    return max(after) > max(before) and all(after[key] == before[key] for key in before.keys() & after)
 
 
 def _lines(path: Path) -> Iterator[Any]:
@@ -209,7 +262,8 @@ class Replay:
             self._next += 1
 
     async def _commit(self, recorded: RecordedTxn) -> None:
-        async with self.client.begin(async_commit=False, one_pc=False) as txn:
+        source = recorded.source
+        async with self.client.begin(async_commit=False, one_pc=False, txn_source=source) as txn:
             for op, key, value in recorded.mutations:
                 if op == "put":
                     await txn.put(key, value)
