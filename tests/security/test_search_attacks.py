@@ -237,6 +237,6 @@ def _children() -> list[int]:
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue
-        if b"penstock.control.search_workers" in command and int(parent) == os.getpid():
+        if b"penstock.worker_processes" in command and int(parent) == os.getpid():
             found.append(int(folder.name))
     return found

@@ -18,6 +18,7 @@ from penstock.api.server import serve
 from penstock.clock import SYSTEM
 from penstock.control.deployment import Deployment, open_deployment
 from penstock.settings import ApiSettings, Settings
+from penstock.worker_processes import WorkerProcesses
 from support.jobworld import JobWorld, job_world
 
 __all__ = ["TOKENS", "ApiWorld", "api_world", "blocking"]
@@ -40,6 +41,8 @@ class ApiWorld:
     folder: Path
     closing: ExitStack
     """Closes what tests open, in the end."""
+    comparisons: WorkerProcesses
+    """The processes in which the API compares tenants' targets."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something with the world."""
@@ -74,20 +77,23 @@ class ApiWorld:
 
 @contextmanager
 def api_world(
-    folder: Path, api: Mapping[str, Any] | None = None, *, capture: Mapping[str, Any] | None = None
+    folder: Path,
+    api: Mapping[str, Any] | None = None,
+    *,
+    capture: Mapping[str, Any] | None = None,
+    jobs: Mapping[str, Any] | None = None,
 ) -> Iterator[ApiWorld]:
-    """Return a world in `folder`, with settings of the API and of the capture."""
-    with blocking(job_world(folder, capture=capture)) as world:
+    """Return a world in `folder`, with settings of the API, of the capture and of jobs."""
+    with blocking(job_world(folder, capture=capture, jobs=jobs)) as world:
         tree = {"addr": "127.0.0.1:0", **(api or {})}
         settings = world.settings.model_copy(
             update={"api": ApiSettings(**tree), "up": world.settings.up.model_copy(update={"data": folder})}
         )
-        with (
-            open_deployment(settings) as deployment,
-            blocking(serve(create_app(deployment), settings.api)) as url,
-            ExitStack() as closing,
-        ):
-            yield ApiWorld(world, deployment, url, folder, closing)
+        with open_deployment(settings) as deployment, ExitStack() as closing:
+            app = create_app(deployment)
+            with blocking(serve(app, settings.api)) as url:
+                comparisons = app.state.service.comparisons
+                yield ApiWorld(world, deployment, url, folder, closing, comparisons)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from penstock.control.overview.gather import FactsCache
 from penstock.control.search_workers import SearchWorkers
 from penstock.settings import Settings
 from penstock.shares import Shares
+from penstock.verify.isolated import verification_processes
 
 __all__ = ["create_app", "describe_api", "mount_pages"]
 
@@ -134,6 +135,7 @@ def create_app(deployment: Deployment | Reach, *, clock: Clock = SYSTEM) -> Fast
         pulse=HealthPulse(reach, clock=clock),
         readers=readers,
         searches=SearchWorkers(reach.settings, count=readers.most, clock=clock),
+        comparisons=verification_processes(reach.settings, count=readers.most, clock=clock),
         usage=usage,
         facts=FactsCache(clock=clock),
         clock=clock,

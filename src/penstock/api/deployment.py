@@ -20,6 +20,7 @@ from penstock.errors import Unavailable
 from penstock.jobs.scheduler.scheduler import USAGE_INTERVAL_S
 from penstock.jobs.usage import Usage, UsageMeter
 from penstock.settings import Settings
+from penstock.worker_processes import WorkerProcesses
 
 __all__ = [
     "PREFIX",
@@ -187,13 +188,16 @@ class ApiState:
     pulse: HealthPulse
     readers: Readers
     searches: SearchWorkers
+    comparisons: WorkerProcesses
+    """Those of tenants' targets."""
     usage: ReadMeter
     facts: FactsCache
     clock: Clock
 
     def close(self) -> None:
-        """End the processes of searches, and write the usage of reads. Blocks."""
+        """End the processes of searches and comparisons, and write the usage of reads. Blocks."""
         self.searches.close()
+        self.comparisons.close()
         self.usage.close()
 
 

@@ -286,12 +286,13 @@ def repair(
 ) -> None:
     """Repair the rows that differ in a job's target and resume the job, also after TRUNCATE of its table."""
     from penstock.control.deployment import open_deployment
+    from penstock.control.job_views import repair_details
     from penstock.control.verify import repair_target
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
     with open_deployment(load_settings(config, pd)) as deployment:
-        print_json(repair_target(deployment, job_id, rebuild=rebuild))
+        print_json(repair_details(job_id, repair_target(deployment, job_id, rebuild=rebuild)))
 
 
 @app.command()

@@ -10,12 +10,19 @@ from penstock.control.display import format_ms, format_ts
 from penstock.errors import Invalid
 from penstock.jobs.consumer import find_consumer
 from penstock.jobs.freshness import Freshness
-from penstock.jobs.job import Job, JobState
+from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.usage import Usage
 from penstock.verify.results import LastVerification
-from penstock.verify.target import TargetVerifyReport
+from penstock.verify.target import TargetRepair, TargetVerifyReport
 
-__all__ = ["hidden_options", "job_details", "job_summary", "report_details", "usage_rows"]
+__all__ = [
+    "hidden_options",
+    "job_details",
+    "job_summary",
+    "repair_details",
+    "report_details",
+    "usage_rows",
+]
 
 _MASK = "***"
 
@@ -94,6 +101,13 @@ def report_details(report: TargetVerifyReport) -> dict[str, Any]:
         "duplicates": counts.duplicates,
         "digests_of_keys": report.samples,
     }
+
+
+def repair_details(job_id: JobId, repair: TargetRepair) -> dict[str, Any]:
+    """Return the action that a repair took, and the differences found before it."""
+    answer = {"job": str(job_id), "action": repair.action.value, "table_id": repair.table_id}
+    report = {} if repair.report is None else report_details(repair.report)
+    return answer | {name: value for name, value in report.items() if name not in {"job", "same"}}
 
 
 def _verification(last: LastVerification) -> dict[str, Any]:

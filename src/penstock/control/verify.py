@@ -33,8 +33,10 @@ from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import parse_changefeed
 from penstock.tables.kv_scan import ranges_of, scan_of
 from penstock.verify.directory import FeedFacts, FeedReport, FeedVerifier, TableReport, directory_reader
+from penstock.verify.isolated import IsolatedVerification
 from penstock.verify.results import LastVerification, VerificationResults
-from penstock.verify.target import TargetVerification, TargetVerifyReport
+from penstock.verify.target import TargetRepair, TargetVerification, TargetVerifyReport
+from penstock.worker_processes import WorkerProcesses
 
 __all__ = [
     "DeploymentTables",
@@ -57,26 +59,38 @@ OnProgress = Callable[[str, str, int], None]
 """Called with the target, the table or side that is being read, and the rows read so far."""
 
 
-def verify_target(deployment: Deployment, job_id: JobId, *, account: str | None = None) -> TargetVerifyReport:
-    """Compare a job's target with its source."""
-    return _target_verification(deployment, account).verify(job_id)
+def verify_target(
+    deployment: Deployment,
+    job_id: JobId,
+    *,
+    account: str | None = None,
+    processes: WorkerProcesses | None = None,
+) -> TargetVerifyReport:
+    """Compare a job's target with its source: in one of `processes` if the job is a tenant's."""
+    return _verification(deployment, account, processes).verify(job_id)
 
 
 def repair_target(
-    deployment: Deployment, job_id: JobId, *, rebuild: bool, account: str | None = None
-) -> dict[str, Any]:
-    """Repair a job's target, or have it filled again from the start when `rebuild` is set.
+    deployment: Deployment,
+    job_id: JobId,
+    *,
+    rebuild: bool,
+    account: str | None = None,
+    processes: WorkerProcesses | None = None,
+) -> TargetRepair:
+    """Repair a job's target, or have it filled again from the start when `rebuild` is set."""
+    return _verification(deployment, account, processes).repair(job_id, rebuild=rebuild)
 
-    Returns the action that was taken and the differences found before it.
-    """
-    repair = _target_verification(deployment, account).repair(job_id, rebuild=rebuild)
-    answer = {"job": str(job_id), "action": repair.action.value, "table_id": repair.job.key.table_id}
-    report = {} if repair.report is None else report_details(repair.report)
-    return answer | {name: value for name, value in report.items() if name not in {"job", "same"}}
 
-
-def _target_verification(deployment: Deployment, account: str | None) -> TargetVerification:
-    return TargetVerification(deployment.jobs(account), deployment.source, deployment.settings)
+def _verification(
+    deployment: Deployment, account: str | None, processes: WorkerProcesses | None
+) -> TargetVerification | IsolatedVerification:
+    jobs = deployment.jobs(account)
+    if processes is None:
+        return TargetVerification(jobs, deployment.source, deployment.settings)
+    return IsolatedVerification(
+        jobs, lambda: deployment.source, deployment.settings, processes, account=account
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,10 @@ class JobsSettings(Frozen):
     abandoned_max: int = Field(32, ge=1)
     """Consumers that may ignore their end. Beyond that the process ends, and `penstock up` restarts it. While
     there are several accounts, nothing of an account begins beyond a quarter of them."""
+    verify_s: float = Field(3600, gt=0)
+    """Seconds after which a comparison or repair of a tenant's target is ended."""
+    verify_bytes: int = Field(1 << 30, ge=256 << 20)
+    """Memory that it may use, on Linux. One that needs more is ended."""
     lease_ttl_s: float = Field(15, gt=0)
     """Seconds after which another runner takes over the jobs of a silent one."""
     watermark_interval_s: float = Field(3600, gt=0)

@@ -174,6 +174,8 @@ class Comparison:
         keyed = pa.schema([*self.key_schema, *_HASH_FIELDS])
         self._expected = HashedSpill(hashes, folder / "expected.arrow", buffer_bytes=buffer_bytes)
         self._present = HashedSpill(keyed, folder / "present.arrow", buffer_bytes=buffer_bytes)
+        self.nbytes = 0
+        """Bytes of the rows that were added, of both sides."""
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -183,12 +185,14 @@ class Comparison:
     def expect(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Add rows that the target should have."""
         for batch in batches:
+            self.nbytes += batch.nbytes
             keys, rows = self._hashes(self._shape(batch))
             self._expected.add(pa.record_batch([keys, rows], schema=self._expected.schema), keys)
 
     def find(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Add rows that the target has; raise Invalid when their columns cannot be compared."""
         for batch in batches:
+            self.nbytes += batch.nbytes
             shaped = self._shape(batch)
             keys, rows = self._hashes(shaped)
             columns = [*(shaped.column(name) for name in self._keys), keys, rows]

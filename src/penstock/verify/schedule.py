@@ -21,10 +21,12 @@ from penstock.jobs.job import Job, JobKey, JobState
 from penstock.jobs.log.job_log import JobLog
 from penstock.jobs.runner.board import JobBoard
 from penstock.jobs.runner.seams import RunnerLease
+from penstock.jobs.usage import Usage, UsageMeter
 from penstock.metrics import JOBS_DIFFERENCES, JOBS_VERIFICATIONS_TOTAL, JOBS_VERIFY_SECONDS
 from penstock.settings import Settings
+from penstock.verify.isolated import IsolatedVerification, verification_processes
 from penstock.verify.results import LastVerification, VerificationResults
-from penstock.verify.target import TargetVerification
+from penstock.worker_processes import WorkerProcesses
 
 __all__ = ["DueVerification", "ScheduledVerification", "next_due", "verify_on_schedule"]
 
@@ -68,13 +70,20 @@ def _due_at_ms(job: Job, interval_s: float, last: LastVerification | None) -> in
 
 
 def verify_on_schedule(
-    log: JobLog, source: ScanSource, settings: Settings
+    log: JobLog, source: ScanSource, settings: Settings, usage: UsageMeter | None = None
 ) -> Callable[[JobBoard, RunnerLease], Coroutine[object, object, None]]:
-    """Return the side task of a runner that verifies targets on schedule."""
-    jobs = Jobs(log.client, catalog=log.catalog, keys=log.keyring)
-    targets, results = TargetVerification(jobs, source, settings), VerificationResults(log)
+    """Return the side task of a runner that verifies targets on schedule; `usage` is charged for it."""
+    jobs, results = Jobs(log.client, catalog=log.catalog, keys=log.keyring), VerificationResults(log)
     stall_s = _PATIENCE * settings.jobs.stall_s
-    return lambda board, lease: ScheduledVerification(board, lease, targets, results, stall_s=stall_s).run()
+
+    async def run(board: JobBoard, lease: RunnerLease) -> None:
+        processes = verification_processes(settings, count=1)
+        targets = IsolatedVerification(jobs, lambda: source, settings, processes, stall_s=stall_s)
+        await ScheduledVerification(
+            board, lease, targets, results, processes, stall_s=stall_s, usage=usage
+        ).run()
+
+    return run
 
 
 class ScheduledVerification:
@@ -90,16 +99,20 @@ class ScheduledVerification:
         self,
         board: JobBoard,
         lease: RunnerLease,
-        targets: TargetVerification,
+        targets: IsolatedVerification,
         results: VerificationResults,
+        processes: WorkerProcesses | None = None,
         *,
         stall_s: float = 3600.0,
+        usage: UsageMeter | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._board = board
         self._lease = lease
         self._targets = targets
         self._results = results
+        self._processes = processes
+        self._usage = usage
         self._stall_s = stall_s
         self._clock = clock
         self._last: dict[JobKey, LastVerification] = {}
@@ -121,6 +134,11 @@ class ScheduledVerification:
                 await self._compare(due.job)
         finally:
             self._remove_metrics(set(self._measured))
+            await self._end_processes()
+
+    async def _end_processes(self) -> None:
+        if self._processes is not None:
+            await asyncio.to_thread(self._processes.close)
 
     async def _read_last_results(self) -> None:
         """Read the results of earlier runners; nothing is compared before that works."""
@@ -146,6 +164,7 @@ class ScheduledVerification:
             result = await self._wait_for(running, job, comparison)
         except asyncio.CancelledError:
             comparison.stopped.set()
+            await self._end_processes()
             await asyncio.wait([running], timeout=_END_S)
             raise
         JOBS_VERIFY_SECONDS.observe(self._clock.monotonic() - began)
@@ -169,7 +188,9 @@ class ScheduledVerification:
         return running.result()
 
     def _verify(self, job: Job, comparison: "_Comparison") -> LastVerification:
-        """Compare a target; a failure is a result too."""
+        """Compare a target, and charge its account; a failure is a result too."""
+        began = self._clock.monotonic()
+        used = Usage()
         try:
             report = self._targets.verify(job.id, proceed=comparison.proceed)
         except PenstockError as error:
@@ -177,6 +198,12 @@ class ScheduledVerification:
         except Exception as error:  # noqa: BLE001 - any consumer's code; its message may show values
             _log.error("a comparison failed", extra={"job": str(job.id), "error": type(error).__name__})
             return LastVerification(ended_ms=self._clock.wall_ms(), error=type(error).__name__)
+        else:
+            used = Usage(report.rows, report.nbytes)
+        finally:
+            if self._usage is not None:
+                seconds = self._clock.monotonic() - began
+                self._usage.add(job.account, used + Usage(task_seconds=seconds))
         return LastVerification.of(report, ended_ms=self._clock.wall_ms())
 
     async def _keep_result(self, job: Job, result: LastVerification) -> None:

@@ -64,6 +64,13 @@ class TargetVerifyReport:
     counts: Counts
     samples: dict[str, list[str]] = field(repr=False)
     """Digests of some keys, by how their rows differ; no values."""
+    nbytes: int = 0
+    """Bytes of the rows of both sides that were compared."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of both sides that were compared."""
+        return self.source_rows + self.target_rows
 
     @property
     def same(self) -> bool:
@@ -82,22 +89,31 @@ class RepairAction(StrEnum):
 
 
 class TargetRepair(NamedTuple):
-    """What a repair did to a job, and the result of the comparison before it, if there was one."""
+    """What a repair did, the job's table after it, and the comparison before it, if there was one."""
 
     action: RepairAction
-    job: Job
+    table_id: int
     report: TargetVerifyReport | None
 
 
 class TargetVerification:
-    """Verifies and repairs the targets of jobs, in any process. Blocks; files of comparisons go below
-    `TMPDIR`.
+    """Verifies and repairs the targets of jobs, in any process. Blocks.
 
-    Every method raises Invalid when there is no such job, or its target cannot be compared.
+    Files of comparisons go below `scratch`, by default `TMPDIR`. Every method raises Invalid when there is no
+    such job, or its target cannot be compared.
     """
 
-    def __init__(self, jobs: Jobs, source: ScanSource, settings: Settings, *, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        source: ScanSource,
+        settings: Settings,
+        *,
+        scratch: Path | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self._jobs = jobs
+        self._scratch = scratch
         self._source = source
         self._settings = settings
         self._clock = clock
@@ -110,7 +126,9 @@ class TargetVerification:
         """
         return self._run_verifier(self._jobs.get_job(job_id), lambda verifier: verifier.verify(), proceed)
 
-    def repair(self, job_id: JobId, *, rebuild: bool = False) -> TargetRepair:
+    def repair(
+        self, job_id: JobId, *, rebuild: bool = False, proceed: Callable[[], None] = lambda: None
+    ) -> TargetRepair:
         """Repair a job's target, or have it filled anew when nothing else helps; let the job go on.
 
         A job whose table was truncated is registered for the table that has its name now.
@@ -118,11 +136,12 @@ class TargetVerification:
         job = self._jobs.get_job(job_id)
         if rebuild or job.status.error_code in _REBUILD_CODES or self._is_stranded(job):
             rebuilt = self._transact(lambda txn: self._jobs.rebuild_job(txn, job_id))
-            return TargetRepair(RepairAction.REBUILD, rebuilt, None)
-        report = self._run_verifier(job, lambda verifier: verifier.repair())
+            return TargetRepair(RepairAction.REBUILD, rebuilt.key.table_id, None)
+        report = self._run_verifier(job, lambda verifier: verifier.repair(), proceed)
         if job.state is JobState.ERROR:
             job = self._transact(lambda txn: self._jobs.resume_job(txn, job_id))
-        return TargetRepair(RepairAction.NOTHING if report.same else RepairAction.REPAIRED, job, report)
+        action = RepairAction.NOTHING if report.same else RepairAction.REPAIRED
+        return TargetRepair(action, job.key.table_id, report)
 
     def _transact(self, change: Callable[[Transaction], Job]) -> Job:
         return transact(self._jobs.log.client.begin, change, clock=self._clock)
@@ -145,7 +164,7 @@ class TargetVerification:
                 f"the table of job {job.id} was truncated or dropped; fill the target anew with"
                 f" `penstock job repair {job.id}`, or unregister the job"
             )
-        with TemporaryDirectory(prefix="penstock-verify-") as folder:
+        with TemporaryDirectory(prefix="penstock-verify-", dir=self._scratch) as folder:
             consumer = consumer_of(job, self._settings, Path(folder, "consumer"))
             try:
                 return work(
@@ -315,6 +334,7 @@ class Verifier:
             target_rows=comparison.rows[1],
             counts=counts,
             samples=samples,
+            nbytes=comparison.nbytes,
         )
         return report, _Remedy(np.sort(np.concatenate(put)), removed.finish())
 

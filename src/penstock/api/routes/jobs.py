@@ -21,7 +21,7 @@ from penstock.api.security import Authenticated, Caller
 from penstock.control import jobs as control_jobs
 from penstock.control import tenancy
 from penstock.control.deployment import Deployment
-from penstock.control.job_views import job_details, report_details
+from penstock.control.job_views import job_details, repair_details, report_details
 from penstock.control.tables import find_table
 from penstock.control.verify import repair_target, verify_target
 from penstock.jobs.api import no_such_job
@@ -154,8 +154,10 @@ def verify_job(
 ) -> dict[str, Any]:
     """Compare a job's target with its source, at the target's watermark."""
     job_id = job_id_of(deployment, caller, table, job)
-    with state.readers.reading(caller.name):
-        return report_details(verify_target(deployment, job_id, account=caller.account))
+    with state.readers.reading(caller.name) as cost:
+        report = verify_target(deployment, job_id, account=caller.account, processes=state.comparisons)
+        cost.rows, cost.nbytes = report.rows, report.nbytes
+        return report_details(report)
 
 
 @api.post(
@@ -174,8 +176,13 @@ def repair_job(
     """Repair the rows of a job's target that differ, or fill the target again from the start."""
     job_id = job_id_of(deployment, caller, table, job)
     rebuild = request is not None and request.rebuild
-    with state.readers.reading(caller.name):
-        return repair_target(deployment, job_id, rebuild=rebuild, account=caller.account)
+    with state.readers.reading(caller.name) as cost:
+        repair = repair_target(
+            deployment, job_id, rebuild=rebuild, account=caller.account, processes=state.comparisons
+        )
+        if repair.report is not None:
+            cost.rows, cost.nbytes = repair.report.rows, repair.report.nbytes
+        return repair_details(job_id, repair)
 
 
 def job_id_of(deployment: Deployment, caller: Caller, table: str, job: str) -> JobId:

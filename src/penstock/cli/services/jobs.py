@@ -57,7 +57,7 @@ async def _run(settings: Settings, session: SupervisedSession, metrics: dict[str
         async with await ScanFollower.connect(
             settings, client, flight_tls=settings.capture.flight_client_tls
         ) as source:
-            abandoned = AbandonedConsumers(settings.jobs.abandoned_max)
+            abandoned, usage = AbandonedConsumers(settings.jobs.abandoned_max), UsageMeter(log.client)
             on_spark = settings.engine == "spark"
             rounds = ReadRounds(SparkReadJobs(session.get)) if on_spark else None
             runner = JobRunner(
@@ -67,11 +67,11 @@ async def _run(settings: Settings, session: SupervisedSession, metrics: dict[str
                 feed=LogFeed(log, settings),
                 source=source,
                 open_scheduler=lambda on_end: _scheduler(
-                    settings, log, source, session, rounds, abandoned, on_end
+                    settings, log, source, session, rounds, abandoned, usage, on_end
                 ),
                 on_jobs=session.start if on_spark else None,
                 side_tasks=[
-                    verify_on_schedule(log, source, settings),
+                    verify_on_schedule(log, source, settings, usage),
                     seal_options(log),
                     watch_abandoned(abandoned),
                     release_over_quota(source, settings),
@@ -94,6 +94,7 @@ def _scheduler(
     session: SupervisedSession,
     rounds: ReadRounds | None,
     abandoned: AbandonedConsumers,
+    usage: UsageMeter,
     on_end: OnEnd,
 ) -> Scheduler:
     executor = IterationRunner(
@@ -103,7 +104,7 @@ def _scheduler(
         frames=SparkFrames(session.get) if rounds is not None else None,
         rounds=rounds,
         spark=session if rounds is not None else None,
-        usage=UsageMeter(log.client),
+        usage=usage,
         abandoned=abandoned,
     )
     weights = {name: pool.weight for name, pool in settings.spark.pools.items()}

@@ -3,15 +3,18 @@
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.columnar.key_order import chunk_rows
+from penstock.columnar.key_order import CHUNK_BYTES, chunk_rows
 from penstock.consumers.schema_evolution import shape_rows
-from penstock.errors import Invalid
+from penstock.errors import Corrupt, Invalid
 from penstock.object_storage import STAGING, STAGING_LOCK, ObjectStorage
 
 __all__ = [
@@ -86,15 +89,126 @@ class FileStore(Protocol):
         """Delete a file, if it exists."""
 
 
+GROUP_BYTES_MAX = 2 << 30
+"""Bytes of the rows of one row group; ours have about 16 MiB, and those of others that compact files more."""
+_FOOTER_BYTES_MAX = 64 << 20
+_SHARED_ROWS = 64
+_VALUE_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+
+
 def read_rows(store: FileStore, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, some at a time; columns that were added later are NULL."""
-    with store.open(path) as opened:
-        file = pq.ParquetFile(opened)
+    """Yield the rows of a file, about 8 MiB at a time; columns that were added later are NULL.
+
+    The file may be anybody's. A few bytes of it can stand for many rows with large values, so texts are read
+    as the dictionaries that they are in the file, and become values a part at a time. Texts that share their
+    beginnings with those before them have no dictionaries: few of them are read at once. Raises Corrupt for a
+    row group whose rows have more than GROUP_BYTES_MAX, and for a file that cannot be read.
+    """
+    with store.open(path) as opened, _damage(path):
+        footer = _open_file(opened, path).metadata
+        texts, shared = _divide_texts(footer, schema)
+        opened.seek(0)
+        file = pq.ParquetFile(opened, metadata=footer, read_dictionary=texts)
         present = set(file.schema_arrow.names)
         wanted = [name for name in schema.names if name in present]
-        nbytes = sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups))
-        for batch in file.iter_batches(chunk_rows(file.metadata.num_rows, nbytes), columns=wanted):
-            yield shape_rows(batch, schema)
+        for number in range(footer.num_row_groups):
+            group, nbytes = footer.row_group(number), 0
+            rows = chunk_rows(group.num_rows, _estimate_bytes(group))
+            rows = min(rows, _SHARED_ROWS) if shared else rows
+            for batch in file.iter_batches(rows, row_groups=[number], columns=wanted):
+                for part in _decode_texts(batch):
+                    nbytes += part.nbytes
+                    if nbytes > GROUP_BYTES_MAX:
+                        raise Corrupt(
+                            f"a row group of {path} has rows of more than {GROUP_BYTES_MAX >> 20} MiB; keep"
+                            " the file for inspection, and fill the copy anew with `penstock job repair"
+                            " --rebuild`"
+                        )
+                    yield shape_rows(part, schema)
+
+
+def _divide_texts(footer: pq.FileMetaData, schema: pa.Schema) -> tuple[list[str], bool]:
+    """Return the columns of texts that can be read as dictionaries, and whether there are others.
+
+    A footer that lies about encodings makes the read fail.
+    """
+    flat = {footer.schema.column(place).path for place in range(footer.num_columns)}
+    kinds = {column.name for column in schema if pa.types.is_string(column.type) or _is_bytes(column)} & flat
+    shared = {
+        column.path_in_schema
+        for group in map(footer.row_group, range(footer.num_row_groups))
+        for column in map(group.column, range(group.num_columns))
+        if any(encoding.startswith("DELTA_") for encoding in column.encodings)
+    }
+    return sorted(kinds - shared), bool(kinds & shared)
+
+
+def _is_bytes(column: pa.Field) -> bool:
+    return bool(pa.types.is_binary(column.type))
+
+
+def _open_file(opened: pa.NativeFile, path: str, **options: Any) -> pq.ParquetFile:
+    """Open a Parquet file; raise Corrupt when its footer is larger than any that is of use."""
+    size = opened.size()
+    opened.seek(max(0, size - 8))
+    footer = int.from_bytes(opened.read(4), "little")
+    opened.seek(0)
+    if footer > min(size, _FOOTER_BYTES_MAX):
+        raise Corrupt(f"{path} has no footer of Parquet; keep it for inspection, and fill the copy anew")
+    return pq.ParquetFile(opened, **options)
+
+
+@contextmanager
+def _damage(path: str) -> Iterator[None]:
+    """Translate errors of Arrow, whose texts may show values."""
+    try:
+        yield
+    except MemoryError:  # Arrow's is an ArrowException too
+        raise
+    except (pa.ArrowException, OSError, OverflowError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the storage; those of Parquet's decoders have no number
+        raise Corrupt(
+            f"{path} is damaged ({type(error).__name__}); keep it for inspection, and fill the copy anew with"
+            " `penstock job repair --rebuild`"
+        ) from None
+
+
+def _estimate_bytes(group: pq.RowGroupMetaData) -> int:
+    """Return about how many bytes the rows of a row group have, texts as in the file."""
+    total = 0
+    for place in range(group.num_columns):
+        column = group.column(place)
+        width = _VALUE_BYTES.get(column.physical_type)
+        total += column.total_uncompressed_size if width is None else column.num_values * width
+    return max(0, total)
+
+
+def _decode_texts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows with values in place of dictionaries, in parts of about CHUNK_BYTES."""
+    places = [place for place, kind in enumerate(batch.schema.types) if pa.types.is_dictionary(kind)]
+    if not places:
+        yield batch
+        return
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for place in places:
+        column = batch.column(place)
+        lengths = pc.binary_length(column.dictionary)
+        sizes += lengths.take(column.indices).fill_null(0).to_numpy(zero_copy_only=False)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < batch.num_rows:
+        before = ends[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + CHUNK_BYTES, side="right")))
+        part = batch.slice(start, end - start)
+        yield pa.RecordBatch.from_arrays(
+            [
+                column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                for column in part.columns
+            ],
+            part.schema.names,
+        )
+        start = end
 
 
 def check_only_attempts(store: FileStore, folder: str, place: str) -> None:
@@ -117,8 +231,8 @@ def with_bounds(store: FileStore, files: Sequence[DataFile], key: str) -> list[D
     def read_bounds(file: DataFile) -> DataFile:
         if file.bounded:
             return file
-        with store.open(file.path) as opened:
-            lowest, highest, nulls = _bounds(pq.ParquetFile(opened).metadata, key)
+        with store.open(file.path) as opened, _damage(file.path):
+            lowest, highest, nulls = _bounds(_open_file(opened, file.path).metadata, key)
         return replace(file, lowest=lowest, highest=highest, nulls=nulls)
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
