@@ -7,6 +7,7 @@ for all of them is whose the table was when a row was committed.
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,14 @@ import pytest
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.runner import ChangefeedRunner
 from penstock.clock import SYSTEM
+from penstock.consumers.kv import KvTable
+from penstock.consumers.schema_evolution import TargetColumn
 from penstock.errors import Invalid
-from penstock.jobs.job import ErrorCode, JobId
+from penstock.jobs.job import ErrorCode, JobId, JobKey
 from penstock.kv.transact import transact
 from penstock.tables.accounts import owner_field
 from penstock.tables.meta import ACCOUNTS, MetaWriter
+from penstock.testing.consumers import job_context
 from support.apiworld import TOKENS, ApiWorld, api_world
 from support.jobdoubles import Copy
 
@@ -204,6 +208,49 @@ def test_a_job_stops_when_its_table_goes_to_another_account(world: ApiWorld) -> 
     world.run(attack())
     assert SECRET not in str(copies["copy"].rows)
     assert "also-by-ann" in str(copies["copy"].rows)
+
+
+def test_a_copy_does_not_follow_its_database_to_another_account(world: ApiWorld) -> None:
+    """A tail is written to the target that is there, and so is a repair."""
+    own(world, "ann", "source_of_ann", "written-by-ann")
+    own(world, "ann", "target_of_ann", "of-ann")
+    name, client = "source_of_ann.items/copied", world.client("ann")
+
+    async def attack() -> None:
+        await world.world.register(name, consumer="kv", options={"table": "target_of_ann.copied"})
+        async with world.world.running():
+            first = await world.world.insert("source_of_ann.items", {"id": 2, "name": "before"})
+            await world.world.caught_up(name, first)
+            await world.world.do(give, world, "target_of_ann", "bob")
+            await world.world.insert("source_of_ann.items", {"id": 3, "name": "after"})
+            job = await world.world.wait_until_stopped(name)
+            assert "database target_of_ann belongs to account bob" in job.status.error_msg
+
+    world.run(attack())
+    for what in ("verify", "repair"):
+        refused = client.post(f"/api/v1/jobs/{name}/{what}")
+        assert (refused.status_code, "belongs to account bob" in refused.text) == (400, True), refused.text
+    left = world.run(world.world.rows("target_of_ann.copied"))
+    assert sorted(left.column("name").to_pylist()) == ["before", "written-by-ann"]
+
+
+def test_a_commit_that_began_before_a_database_changed_hands_is_refused(world: ApiWorld) -> None:
+    own(world, "ann", "late_of_ann", "x")
+    db, account = world.world.db, world.world.db.account_of("late_of_ann").id
+    job = replace(job_context(world.folder, "kv", {"table": "late_of_ann.copy"}), key=key_of(account))
+    consumer = KvTable(replace(job, settings=world.world.settings))
+    mark = consumer._schema().claim([TargetColumn(1, "id", "bigint", key=True)], 0)
+    give(world, "late_of_ann", "bob")
+    for check in (
+        lambda txn: consumer._marks.check_claim(txn, mark.attempt),
+        lambda txn: consumer._marks.check_at(txn, 7),
+    ):
+        with db.begin() as txn, pytest.raises(Invalid, match="belongs to account bob"):
+            check(txn)
+
+
+def key_of(account_id: int) -> JobKey:
+    return JobKey(account_id=account_id, table_id=5, job_name="copy", job_id=1)
 
 
 def test_a_rebuild_does_not_fill_the_target_of_one_account_with_rows_of_another(world: ApiWorld) -> None:

@@ -84,7 +84,12 @@ class KvTable(Consumer):
             raise Invalid(f"table {self._name} is the source itself; choose another with option table")
         if database.lower() == PENSTOCK_DATABASE:
             raise Invalid(f"database {PENSTOCK_DATABASE} is Penstock's own; choose another with option table")
-        self._marks = KvWatermarks(self._name, owner=job.owner, job=str(job.id))
+        self._marks = KvWatermarks(
+            self._name,
+            owner=job.owner,
+            job=str(job.id),
+            check_account=lambda at_ts: self._schema().check_account(at_ts),
+        )
         self._compared: KvWatermark | None = None
         self._seen_ts: int | None = None
 

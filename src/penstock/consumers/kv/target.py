@@ -136,9 +136,14 @@ class MarkReader(Protocol):
 
 
 class KvWatermarks:
-    """The mark of one target, for one job."""
+    """The mark of one target, for one job.
 
-    def __init__(self, target: str, *, owner: str, job: str) -> None:
+    `check_account` raises Invalid when the target's database is not of the job's account at a timestamp: it
+    is asked in every transaction that writes.
+    """
+
+    def __init__(self, target: str, *, owner: str, job: str, check_account: Callable[[int], None]) -> None:
+        self._check_account = check_account
         self._target = target
         self._key = _PREFIX + target.lower().encode()
         self.fresh = KvWatermark(owner=owner, job=job)
@@ -153,6 +158,7 @@ class KvWatermarks:
 
     def check_at(self, txn: Transaction, ts: int) -> KvWatermark:
         """Lock and return this job's mark; raise Fenced when the target is not at `ts`."""
+        self._check_account(txn.start_ts)
         mark = self.lock(txn)
         if mark is None or mark.owner != self.fresh.owner or not mark.ts or mark.ts != ts:
             raise Fenced(f"table {self._target} is not at {ts} any more")
@@ -160,6 +166,7 @@ class KvWatermarks:
 
     def check_claim(self, txn: Transaction, attempt: int) -> KvWatermark:
         """Lock and return this job's mark; raise Fenced when a newer first sync was begun."""
+        self._check_account(txn.start_ts)
         mark = self.lock(txn)
         if mark is None or (mark.owner, mark.attempt) != (self.fresh.owner, attempt):
             raise Fenced(f"a newer first sync of {self._target} was begun")
@@ -208,13 +215,26 @@ class TargetSchema:
         self._create = create
 
     def read_mark(self) -> tuple[KvWatermark | None, int]:
-        """Return the mark if it is this job's and the target exists, and the timestamp of that."""
+        """Return the mark if it is this job's and the target exists, and the timestamp of that.
+
+        Raises Invalid when the target's database went to another account.
+        """
         ts = self._client.timestamp()
         mark = self._marks.read(self._client.snapshot(ts))
         place = _find(self._catalog.schema(ts), self._name)
         if mark is None or place is None or (mark.owner, mark.table_id) != (self._job.owner, place.table.id):
             return None, ts
+        self.check_account(ts)
         return mark, ts
+
+    def check_account(self, at_ts: int) -> None:
+        """Raise Invalid when the target's database belongs to another account than the job at a timestamp."""
+        account = self._catalog.account_of(self._database, at_ts)
+        if account.id != self._job.key.account_id:
+            raise Invalid(
+                f"database {self._database} belongs to account {account.name}, and the job to another; choose"
+                " a table of the job's account"
+            )
 
     def claim(self, wanted: Sequence[TargetColumn], seen_ts: int | None) -> KvWatermark:
         """Begin a first sync: earlier ones cannot write any more. Create the target if there is none.
@@ -258,12 +278,7 @@ class TargetSchema:
         return mark
 
     def _check_place(self, place: TablePlace | None, held: KvWatermark, at_ts: int) -> None:
-        account = self._catalog.account_of(self._database, at_ts)
-        if account.id != self._job.key.account_id:
-            raise Invalid(
-                f"database {self._database} belongs to account {account.name}, and the job to another; choose"
-                " a table of the job's account"
-            )
+        self.check_account(at_ts)
         taken = place is not None and held.table_id == place.table.id
         if taken or held.job == self._marks.fresh.job:  # a first sync of it may have just dropped the table
             self._job.check_takeover(held.owner, held.job, f"table {self._name}")
