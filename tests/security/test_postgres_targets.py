@@ -268,7 +268,9 @@ def test_every_parameter_that_libpq_takes_from_its_environment_is_given() -> Non
     text = tenant_connection_string(SecretStr("postgresql://ann@db.example/ann"), target, "93.184.216.34")
     options = psycopg.pq.Conninfo.get_defaults()
     from_environment = {option.keyword.decode() for option in options if option.envvar is not None}
-    assert from_environment - conninfo_to_dict(text).keys() == module._HARMLESS & from_environment
+    given = conninfo_to_dict(text)
+    assert from_environment - given.keys() == module._HARMLESS & from_environment
+    assert given["gssencmode"] == "disable", "the process's Kerberos ticket stays its own"
 
 
 _PART = st.text(st.sampled_from("abz019.-_@:/?#%,=&[]\\' \n\x00é\uff41。*"), max_size=12)
