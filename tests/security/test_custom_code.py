@@ -2,11 +2,17 @@
 
 import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.schema import Schema as IcebergSchema
 
+from penstock.consumers.lake.consumer import LakeConsumer
 from penstock.consumers.search_index.fulltext import TERMS, Fulltext, TermsMaker
 from penstock.consumers.search_index.vector import Vector
 from penstock.control import job_views
@@ -134,6 +140,116 @@ def test_a_catalog_of_iceberg_names_no_class_of_its_own(mark: Path, tmp_path: Pa
     given = {"table": "a.b", "catalog.type": "sql", "catalog.py-io-impl": "hostile_code.FileIO"}
     with pytest.raises(Invalid, match=r"catalog\.py-io-impl .* add hostile_code to jobs\.allowed_code"):
         make_consumer(ID, KEY, "", spec("iceberg", **given), settings(tmp_path), tmp_path)
+    assert not mark.exists()
+
+
+def iceberg(folder: Path, **catalog: str) -> LakeConsumer:
+    """A job's consumer; the table is `a.b`."""
+    options = {"table": "a.b", **{f"catalog.{name}": value for name, value in catalog.items()}}
+    made = make_consumer(ID, KEY, "", spec("iceberg", **options), settings(folder), folder)
+    assert isinstance(made, LakeConsumer)
+    return made
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> Path:
+    """The metadata of an Iceberg table in a catalog of SQLite, where somebody may write."""
+    catalog = load_catalog("penstock", **sqlite(tmp_path))
+    catalog.create_namespace("a")
+    made = catalog.create_table("a.b", IcebergSchema())
+    catalog.close()
+    return Path(made.metadata_location.removeprefix("file://"))
+
+
+def sqlite(folder: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/lake"}
+
+
+IMPORTED = ("py-io-impl", "write.py-location-provider.impl", "s3.retry-strategy-impl", "py-catalog-impl")
+"""Properties whose values pyiceberg imports."""
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_the_metadata_of_an_iceberg_table_names_no_class(
+    mark: Path, tmp_path: Path, metadata: Path, name: str
+) -> None:
+    """Metadata lies where the table is; it is read before anybody knows whose the table is."""
+    tree = json.loads(metadata.read_text())
+    tree["properties"][name] = "hostile_code.Class"
+    metadata.write_text(json.dumps(tree))
+    made = iceberg(tmp_path, **sqlite(tmp_path))
+    with pytest.raises(
+        Invalid, match=r"of the metadata of a table .* add hostile_code to jobs\.allowed_code"
+    ):
+        made.table.latest()
+    made.close()
+    assert not mark.exists()
+
+
+def test_names_of_classes_of_java_in_the_metadata_do_no_harm(tmp_path: Path, metadata: Path) -> None:
+    tree = json.loads(metadata.read_text())
+    tree["properties"]["write.location-provider.impl"] = "org.apache.iceberg.Provider"
+    metadata.write_text(json.dumps(tree))
+    made = iceberg(tmp_path, **sqlite(tmp_path))
+    with pytest.raises(Invalid, match="is not Penstock's"):
+        made.table.latest()
+    made.close()
+
+
+class StubRest(BaseHTTPRequestHandler):
+    """A REST catalog that answers with what a test says."""
+
+    config: ClassVar[dict[str, Any]] = {}
+    table: ClassVar[dict[str, Any]] = {}
+
+    def do_GET(self) -> None:
+        answer = self.config if self.path.startswith("/v1/config") else self.table
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+HOSTILE_CLASS = "hostile_code.Class"
+
+
+@pytest.mark.parametrize(
+    ("config", "of_table", "properties"),
+    [
+        ({"defaults": {"py-io-impl": HOSTILE_CLASS}}, {}, {}),
+        ({"overrides": {"py-io-impl": HOSTILE_CLASS}}, {}, {}),
+        ({"overrides": {"auth": {"type": "custom", "impl": HOSTILE_CLASS}}}, {}, {}),
+        ({}, {"py-io-impl": HOSTILE_CLASS}, {}),
+        ({}, {}, {"py-io-impl": HOSTILE_CLASS}),
+        ({}, {}, {"write.py-location-provider.impl": HOSTILE_CLASS}),
+    ],
+)
+def test_the_server_of_a_rest_catalog_names_no_class(
+    mark: Path,
+    tmp_path: Path,
+    metadata: Path,
+    config: dict[str, Any],
+    of_table: dict[str, Any],
+    properties: dict[str, Any],
+) -> None:
+    tree = json.loads(metadata.read_text())
+    tree["properties"] |= properties
+    StubRest.config = {"defaults": {}, "overrides": {}, **config}
+    StubRest.table = {"metadata-location": metadata.as_uri(), "metadata": tree, "config": of_table}
+    with ThreadingHTTPServer(("127.0.0.1", 0), StubRest) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made = iceberg(tmp_path, type="rest", uri=f"http://127.0.0.1:{server.server_port}")
+        try:
+            with pytest.raises(Invalid, match=r"add hostile_code to jobs\.allowed_code"):
+                made.table.latest()
+        finally:
+            made.close()
+            server.shutdown()
     assert not mark.exists()
 
 

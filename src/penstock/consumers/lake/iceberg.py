@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from types import MappingProxyType
+from typing import Any, cast
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType
 from pydantic import Field, field_validator
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchNamespaceError,
@@ -31,6 +33,7 @@ from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
+from pyiceberg.utils.config import Config
 
 from penstock.clock import Clock
 from penstock.consumers.lake.consumer import LakeConsumer
@@ -222,16 +225,72 @@ class Iceberg(LakeConsumer):
         super().__init__(job)
         self.options = IcebergOptions.parse(job.info)
         for name, value in reveal_secrets(self.options.catalog).items():
-            if name.endswith("impl"):  # pyiceberg imports the class that it names
-                check_code(
-                    value.rpartition(".")[0],
-                    job.settings.jobs.allowed_code,
-                    f"option catalog.{name} = {value}",
-                )
+            check_classes({name: value}, self._allowed, f"option catalog.{name} = {value}")
+
+    @property
+    def _allowed(self) -> Sequence[str]:
+        return self.job.settings.jobs.allowed_code
 
     def open_table(self) -> "IcebergCopy":
         """Return the Iceberg table that the options name."""
-        return IcebergCopy(self.options, self.job.clock)
+        return IcebergCopy(self.options, self.job.clock, allowed=self._allowed)
+
+
+_OF_JAVA = frozenset(
+    {"catalog-impl", "io-impl", "metrics-reporter-impl", "rest-metrics-reporter-impl"}
+    | {"write.location-provider.impl", "client.factory-impl", "lock-impl"}
+)
+"""Properties with names of classes of Java, which pyiceberg does not look at."""
+
+
+def check_classes(properties: Mapping[str, Any], allowed: Sequence[str], what: str) -> None:
+    """Raise Invalid when properties name a class that the settings do not allow: pyiceberg imports it."""
+    for name, value in properties.items():
+        if isinstance(value, Mapping):
+            check_classes(value, allowed, what)
+        elif str(name).endswith("impl") and name not in _OF_JAVA:
+            check_code(str(value).rpartition(".")[0][:200], allowed, what)
+
+
+class _CheckedRest(RestCatalog):
+    """A REST catalog whose server names no class: its answer would be followed before anybody sees it."""
+
+    allowed: Sequence[str] = ()
+
+    def _fetch_config(self) -> None:
+        super()._fetch_config()
+        check_classes(self.properties, self.allowed, f"a property that the server of catalog {self.name} set")
+
+
+def _is_rest(name: str, properties: Mapping[str, Any]) -> bool:
+    if "uri" not in properties or "py-catalog-impl" in properties:
+        return False
+    kind = properties.get("type") or infer_catalog_type(name, dict(properties))
+    return bool(kind == CatalogType.REST.value)
+
+
+def open_catalog(name: str, properties: Mapping[str, str], allowed: Sequence[str]) -> Catalog:
+    """Return a catalog that imports no class which the metadata of a table or its server names.
+
+    Every catalog of the library opens the files of a table by `_load_file_io`, with the properties that it
+    found, before anything else is done with the table.
+    """
+    given = {**(Config().get_catalog_config(name) or {}), **properties}
+    if _is_rest(name, given):
+        kind = type("CheckedRest", (_CheckedRest,), {"allowed": tuple(allowed)})
+        catalog: Catalog = kind(name, **given)
+    else:
+        catalog = load_catalog(name, **properties)
+    load = catalog._load_file_io
+
+    def load_checked(
+        properties: Mapping[str, Any] = MappingProxyType({}), location: str | None = None
+    ) -> FileIO:
+        check_classes(properties, allowed, f"a property of the metadata of a table of catalog {name}")
+        return load(dict(properties), location)
+
+    catalog._load_file_io = load_checked  # type: ignore[method-assign,assignment] # there is no public seam
+    return catalog
 
 
 class IcebergCopy:
@@ -240,7 +299,8 @@ class IcebergCopy:
     dialect = Dialect(stored_type, widens=promotes, renames=True)
     folder = "data"
 
-    def __init__(self, options: IcebergOptions, clock: Clock) -> None:
+    def __init__(self, options: IcebergOptions, clock: Clock, *, allowed: Sequence[str] = ()) -> None:
+        self._allowed = allowed
         self.name = options.table
         self.place = f"Iceberg table {options.table}"
         self._options = options
@@ -261,7 +321,7 @@ class IcebergCopy:
         properties = reveal_secrets(self._options.catalog)
         name = properties.pop("name", "penstock")
         try:
-            return load_catalog(name, **properties)
+            return open_catalog(name, properties, self._allowed)
         except (ValueError, ImportError) as error:
             raise Invalid(f"the catalog of {self.place} cannot be opened; check catalog.*") from error
 
