@@ -36,6 +36,7 @@ from penstock.durable_files import (
     sync_folder,
 )
 from penstock.errors import Corrupt, Denied, Invalid, Unavailable
+from penstock.secret_masks import NO_SECRETS, SecretMask, is_secret
 
 if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta, UpdateVersion
@@ -47,6 +48,8 @@ STAGING_LOCK = f"{STAGING}lock"
 """File that a process locks while it replaces an object of a local directory. It is never removed."""
 
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
+_REASON_CHARS_MAX = 400  # an address with its path, the status, and the beginning of what the service says
+_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
 _CONFLICT_RETRIES, _CONFLICT_PAUSE_S = 5, 0.05
 _UPLOAD_PART_BYTES = 8 * 1024 * 1024
@@ -68,12 +71,18 @@ class StoredObject:
 
 
 class ObjectStorage:
-    """Objects under one URL. When a write returns, its object is durable, complete and visible to all."""
+    """Objects under one URL. When a write returns, its object is durable, complete and visible to all.
 
-    def __init__(self, url: str, store: ObjectStore, clock: Clock = SYSTEM) -> None:
+    A service may repeat its credentials in an answer: `mask` takes them from every error.
+    """
+
+    def __init__(
+        self, url: str, store: ObjectStore, clock: Clock = SYSTEM, *, mask: SecretMask = NO_SECRETS
+    ) -> None:
         self.url = url
         self._store = store
         self._clock = clock
+        self._mask = mask
 
     def read(self, path: str, *, bytes_max: int | None = None) -> bytes | None:
         """Return an object's bytes, or None when there is none.
@@ -268,18 +277,19 @@ class ObjectStorage:
                 return
 
     def _failures(self, what: str, path: str) -> "_Failures":
-        return _Failures(what, path, self.url)
+        return _Failures(what, path, self.url, self._mask)
 
 
 class _Failures:
     """Turns what storage raises into our errors. A class, because a generator would slow every call."""
 
-    __slots__ = ("_path", "_url", "_what")
+    __slots__ = ("_mask", "_path", "_url", "_what")
 
-    def __init__(self, what: str, path: str, url: str) -> None:
+    def __init__(self, what: str, path: str, url: str, mask: SecretMask) -> None:
         self._what = what
         self._path = path
         self._url = url
+        self._mask = mask
 
     def __enter__(self) -> None:
         pass
@@ -287,7 +297,7 @@ class _Failures:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             return
-        call = f"{self._what} {self._path} at {self._url} ({_reason(error)})"
+        call = f"{self._what} {self._path} at {self._url} ({_reason(error, self._mask)})"
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
             raise Denied(f"storage refuses to {call}; check its credentials") from error
         if isinstance(error, exceptions.BaseError | OSError):
@@ -523,30 +533,42 @@ def open_storage(
     if parts.scheme == "file":
         return _open_folder(url, unquote(parts.netloc + parts.path), clock, shared=shared)
     config = dict(options or {})
+    mask = SecretMask({**_environment_secrets(), **config})
     settings: dict[str, Any] = {"config": config, "retry_config": _RETRIES}
     if config.pop("allow_http", "") == "true":  # even empty client_options would hide AWS_ALLOW_HTTP
         settings["client_options"] = {"allow_http": True}
     try:
         store = from_url(url) if parts.scheme == "memory" else from_url(url, **settings)
     except (exceptions.BaseError, ValueError) as error:
-        raise Invalid(f"storage {url} cannot be opened ({_reason(error)}); check its options") from error
-    return ObjectStorage(url, store, clock)
+        why = _reason(error, mask)
+        raise Invalid(f"storage {url} cannot be opened ({why}); check its options") from error
+    return ObjectStorage(url, store, clock, mask=mask)
 
 
 def _open_folder(url: str, path: str, clock: Clock, *, shared: bool) -> ObjectStorage:
     try:
         return LocalStorage(url, Path(path).absolute(), clock, shared=shared)
     except (exceptions.BaseError, OSError) as error:
-        raise Invalid(f"storage {url} cannot be opened ({_reason(error)}); check the directory") from error
+        why = _reason(error, NO_SECRETS)
+        raise Invalid(f"storage {url} cannot be opened ({why}); check the directory") from error
+
+
+def _environment_secrets() -> dict[str, str]:
+    """Return the credentials that storage finds in the environment."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_CLOUDS) and is_secret(name) and not name.endswith(("_FILE", "_ID"))
+    }
 
 
 def _not_there(path: str, url: str) -> str:
     return f"object {path} does not exist at {url}; plan the read again"
 
 
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+def _reason(error: BaseException, mask: SecretMask) -> str:
+    lines = mask(str(error)).strip().splitlines()
+    return lines[0][:_REASON_CHARS_MAX] if lines else type(error).__name__
 
 
 _open_storages: dict[tuple[str, tuple[tuple[str, str], ...], bool], ObjectStorage] = {}

@@ -16,9 +16,9 @@ what is the operator's.
 import os
 import re
 import stat
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -29,8 +29,9 @@ __all__ = [
     "PROVIDERS",
     "UnresolvedReference",
     "escape_references",
+    "given_secrets",
     "has_reference",
-    "mask_resolved",
+    "resolve_escapes",
     "resolve_references",
     "resolve_values",
 ]
@@ -40,9 +41,10 @@ _REFERENCE = re.compile(
     r"|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?"
     r"|(?P<provider>[a-z]+):(?P<place>[^}-][^}]*))\}"
 )
-_MASKED_CHARS_MIN = 6  # a shorter value is no secret, and masking it would hit parts of words
 _GIVEN_MAX = 4
-_GIVEN: dict[str, deque[str]] = {}  # the last values of references to providers, which may be replaced
+_GIVEN_REFERENCES_MAX = 10_000
+_GIVEN: dict[str, deque[str]] = {}  # the last values of references, which may be replaced meanwhile
+_giving = threading.Lock()
 _FILE_BYTES_MAX = 1 << 20  # a secret is small; a log or a device would fill the memory
 
 
@@ -68,21 +70,15 @@ def has_reference(text: str) -> bool:
     return any(found.group() != "$${" for found in _REFERENCE.finditer(text))
 
 
-def mask_resolved(message: str, texts: Mapping[str, str]) -> str:
-    """Return a message with *** in place of the secrets that the references in `texts` lead to.
+def given_secrets(text: str) -> list[str]:
+    """Return what the references in a text led to in this process, also before they were replaced."""
+    with _giving:
+        return [secret for found in _REFERENCE.finditer(text) for secret in _GIVEN.get(found.group(), ())]
 
-    A target may repeat what it was given, also after the secret was replaced: the last values of a provider
-    are remembered. A secret that cannot be resolved was given to nobody.
-    """
-    for found in (found for text in texts.values() for found in _REFERENCE.finditer(text)):
-        secrets = list(_GIVEN.get(found.group(), ()))
-        if not secrets:
-            with suppress(UnresolvedReference, Invalid):
-                secrets = [_resolve(found)]
-        for secret in secrets:
-            if len(secret) >= _MASKED_CHARS_MIN:
-                message = message.replace(secret, "***")
-    return message
+
+def resolve_escapes(text: str) -> str:
+    """Return a text with ${ for each $${; references stay as they are."""
+    return _REFERENCE.sub(lambda found: "${" if found.group() == "$${" else found.group(), text)
 
 
 def escape_references(text: str) -> str:
@@ -93,6 +89,18 @@ def escape_references(text: str) -> str:
 def _resolve(found: re.Match[str]) -> str:
     if found.group() == "$${":
         return "${"
+    secret = _read_secret(found)
+    with _giving:
+        given = _GIVEN.pop(found.group(), None) or deque(maxlen=_GIVEN_MAX)
+        if secret not in given:
+            given.append(secret)
+        _GIVEN[found.group()] = given
+        if len(_GIVEN) > _GIVEN_REFERENCES_MAX:
+            del _GIVEN[next(iter(_GIVEN))]
+    return secret
+
+
+def _read_secret(found: re.Match[str]) -> str:
     provider = found["provider"]
     if provider is None:
         return _read_variable(found["name"], found["default"])
@@ -112,9 +120,6 @@ def _ask_provider(point: EntryPoint, reference: str, place: str) -> str:
     try:
         secret = point.load()(place)
         if isinstance(secret, str):
-            given = _GIVEN.setdefault(reference, deque(maxlen=_GIVEN_MAX))
-            if secret not in given:
-                given.append(secret)
             return secret
         why = f"it returned a {type(secret).__name__}, not a text"
     except UnresolvedReference:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.secret_references import UnresolvedReference, mask_resolved, resolve_references
+from penstock.secret_masks import SecretMask
+from penstock.secret_references import UnresolvedReference, resolve_references
 
 TOKEN, SECRET = "hvs.token-of-the-runner", "pa55word-in-the-vault"
 
@@ -72,7 +73,7 @@ def test_a_secret_is_read_where_it_is_used_and_anew_after_it_was_replaced(
 ) -> None:
     options = {"dsn": "postgresql://shop:${vault:kv/shop/db#password}@db/shop"}
     assert resolve_references(options["dsn"]) == f"postgresql://shop:{SECRET}@db/shop"
-    assert mask_resolved(f"{SECRET} is wrong", options) == "*** is wrong"
+    assert SecretMask(options)(f"{SECRET} is wrong") == "*** is wrong"
     assert len(vault.seen) == 1, "an error asks nobody"
     vault.secrets["/v1/kv/data/shop/db"]["password"] = "the-next-one"
     (tmp_path / "token").write_text(f"{TOKEN}\n")
@@ -82,7 +83,7 @@ def test_a_secret_is_read_where_it_is_used_and_anew_after_it_was_replaced(
     assert "the-next-one" in resolve_references(options["dsn"])
     assert vault.seen[-1]["X-Vault-Namespace"] == "team"
     vault.status = 503
-    told = mask_resolved(f"neither {SECRET} nor the-next-one", options)
+    told = SecretMask(options)(f"neither {SECRET} nor the-next-one")
     assert told == "neither *** nor ***", "who began before may still name the former one"
 
 

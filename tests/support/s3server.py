@@ -134,10 +134,15 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultyS3:
-    """A proxy before the server. Each put on a condition takes the next of `faults`, if there is one."""
+    """A proxy before the server. Each put on a condition takes the next of `faults`, if there is one.
+
+    A request whose path has a key of `blurts` is refused with an error that repeats the texts there, and the
+    headers of the request too.
+    """
 
     port: int
     faults: deque[Fault]
+    blurts: dict[str, list[str]]
 
     def before(self, bucket: S3Bucket) -> S3Bucket:
         """Return a bucket as it is reached through the proxy."""
@@ -148,15 +153,17 @@ class FaultyS3:
 def faulty_s3(s3_server: S3Server) -> Iterator[FaultyS3]:
     """A proxy that is there for one test."""
     faults = deque[Fault]()
+    blurts = dict[str, list[str]]()
 
     class Handler(_FaultyHandler):
         behind = s3_server
         waiting = faults
+        blurted = blurts
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield FaultyS3(proxy.server_port, faults)
+        yield FaultyS3(proxy.server_port, faults, blurts)
         proxy.shutdown()
         thread.join()
 
@@ -165,6 +172,7 @@ class _FaultyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # some clients wait for 100 Continue
     behind: ClassVar[S3Server]
     waiting: ClassVar[deque[Fault]]
+    blurted: ClassVar[dict[str, list[str]]]
 
     def handle_one_request(self) -> None:
         """Every method is treated alike."""
@@ -173,6 +181,11 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        repeated = next((texts for part, texts in self.blurted.items() if part in self.path), None)
+        if repeated is not None:
+            told = [*repeated, *(f"{name}: {value}" for name, value in self.headers.items())]
+            self._answer(400, [], " ".join(told).encode())
+            return
         conditional = self.command == "PUT" and {"if-match", "if-none-match"} & {
             *map(str.lower, self.headers)
         }

@@ -32,6 +32,7 @@ class Changefeed:
         progress: ProgressStore,
         give_up_s: float = GIVE_UP_S,
         reading: Place = nullcontext,
+        mask: Callable[[str], str] = str,
         clock: Clock = SYSTEM,
     ) -> None:
         """Replicate with these parts. Each read of the source holds a place of `reading`."""
@@ -43,7 +44,7 @@ class Changefeed:
         self._files = files
         self._progress = progress
         self._clock = clock
-        self._failures = FailureTracker(changefeed_id, give_up_s=give_up_s, clock=clock)
+        self._failures = FailureTracker(changefeed_id, give_up_s=give_up_s, mask=mask, clock=clock)
         self._current_run: ChangefeedRun | None = None
         self._end_state: ChangefeedState | None = None
         self._attempt = 0

@@ -19,12 +19,23 @@ _log = logging.getLogger(__name__)
 
 
 class FailureTracker:
-    """The failures of a changefeed since its last progress. After `give_up_s` there is no next try."""
+    """The failures of a changefeed since its last progress. After `give_up_s` there is no next try.
 
-    def __init__(self, changefeed_id: str, *, give_up_s: float = GIVE_UP_S, clock: Clock = SYSTEM) -> None:
+    `mask` takes the secrets of the changefeed from the messages that are kept and logged.
+    """
+
+    def __init__(
+        self,
+        changefeed_id: str,
+        *,
+        give_up_s: float = GIVE_UP_S,
+        mask: Callable[[str], str] = str,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self.error = ""
         self._changefeed_id = changefeed_id
         self._give_up_s = give_up_s
+        self._mask = mask
         self._clock = clock
         self._since: float | None = None
 
@@ -44,7 +55,7 @@ class FailureTracker:
         """
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
-        self.error = f"{type(error).__name__}: {_first_line(error)}"
+        self.error = f"{type(error).__name__}: {_first_line(self._mask(str(error)))}"
         if _is_permanent(error) or now - self._since >= self._give_up_s:
             raise error
         facts = {"changefeed": self._changefeed_id, "error": self.error, "attempt": attempt}
@@ -70,7 +81,7 @@ def _is_permanent(error: Exception) -> bool:
     return isinstance(error, _PERMANENT) and not isinstance(error, Denied)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(message: str) -> str:
     """Return the first line of a message: those of other libraries may go on with a stack trace."""
-    lines = str(error).strip().splitlines() or [""]
+    lines = message.strip().splitlines() or [""]
     return lines[0][:_ERROR_CHARS_MAX]

@@ -14,7 +14,12 @@ from penstock.changefeeds.filters import TableFilter
 from penstock.changefeeds.model import ChangefeedInfo, ChangefeedState
 from penstock.changefeeds.resume import ChangefeedOptions
 from penstock.changefeeds.sinks.storage.cleanup import FileCleanup
-from penstock.changefeeds.sinks.storage.options import SinkOptions, confined_sink_options, sink_options
+from penstock.changefeeds.sinks.storage.options import (
+    SinkOptions,
+    confined_sink_options,
+    secrets_of_sink,
+    sink_options,
+)
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.changefeeds.sinks.storage.spool import SpoolAllowance
@@ -294,20 +299,30 @@ class _RunningChangefeed:
             await lease.give_up()
 
     @asynccontextmanager
-    async def _store_failure(self, lease: LeasedProgress) -> AsyncIterator[None]:
-        """Store a failure to open the changefeed as its state."""
+    async def _store_failure(
+        self, lease: LeasedProgress, mask: Callable[[str], str] = str
+    ) -> AsyncIterator[None]:
+        """Store a failure to open the changefeed as its state, without its secrets."""
         try:
             yield
         except Exception as error:
             state = (
                 ChangefeedState.WARNING if isinstance(error, Unavailable | Denied) else ChangefeedState.FAILED
             )
-            await lease.keep_state(state, f"{type(error).__name__}: {error}")
+            await lease.keep_state(state, f"{type(error).__name__}: {mask(str(error))}")
             raise
 
     async def _run(self, lease: LeasedProgress, info: ChangefeedInfo) -> None:
         async with self._store_failure(lease):
             settings = parse_changefeed(dict(info.settings), origin=f"changefeed {info.id}")
+        with secrets_of_sink(settings).in_errors():
+            await self._run_with(settings, lease, info)
+
+    async def _run_with(
+        self, settings: ChangefeedSettings, lease: LeasedProgress, info: ChangefeedInfo
+    ) -> None:
+        mask = secrets_of_sink(settings)
+        async with self._store_failure(lease, mask):
             # A provider of secrets, or the file system of a tenant's target, may be slow.
             async with self._limits.thread():
                 options = await call_in_thread(confined_sink_options, self._settings, info.account, settings)
@@ -330,6 +345,7 @@ class _RunningChangefeed:
                 files=files,
                 progress=lease,
                 reading=self._limits.read,
+                mask=mask,
                 clock=self._clock,
             )
             cleanup = FileCleanup(target, options, lambda: changefeed.checkpoint_ts, clock=self._clock)

@@ -16,9 +16,8 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from penstock.errors import Invalid
+from penstock.secret_masks import MASK, is_secret
 
-_MASK = "***"
-_SECRET_WORDS = ("key", "secret", "token", "password", "sas", "credential", "signature")
 _SCHEME_ALIASES = {"gcs": "gs", "azure": "az", "azblob": "az"}
 _SCHEMES = {scheme: scheme for scheme in ("file", "memory", "s3", "gs", "az")} | _SCHEME_ALIASES
 _STORAGE_PARAMETERS: dict[str, dict[str, str]] = {
@@ -87,17 +86,12 @@ def mask_uri(uri: str) -> str:
         parts = urlsplit(uri.strip())
         pairs = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError:
-        return _MASK
+        return MASK
     host = parts.netloc.rpartition("@")
-    netloc = f"{_MASK}@{host[2]}" if host[1] else host[2]
-    shown = ((name, _MASK if is_secret(name) else quote(value, safe="")) for name, value in pairs)
+    netloc = f"{MASK}@{host[2]}" if host[1] else host[2]
+    shown = ((name, MASK if is_secret(name) else quote(value, safe="")) for name, value in pairs)
     query = "&".join(f"{quote(name, safe='')}={value}" for name, value in shown)
-    return urlunsplit((parts.scheme, netloc, parts.path, query, _MASK if parts.fragment else ""))
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a parameter of this name may hold a secret."""
-    return name != "sse-kms-key-id" and any(word in name.lower() for word in _SECRET_WORDS)
+    return urlunsplit((parts.scheme, netloc, parts.path, query, MASK if parts.fragment else ""))
 
 
 def _unique_parameters(pairs: list[tuple[str, str]]) -> dict[str, str]:

@@ -3,28 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import SecretStr
-
-from penstock.changefeeds.sink_uri import is_secret, mask_uri
+from penstock.changefeeds.sink_uri import mask_uri
 from penstock.control.display import format_ms, format_ts
-from penstock.errors import Invalid
-from penstock.jobs.consumer import find_consumer
+from penstock.jobs.consumer import hidden_options
 from penstock.jobs.freshness import Freshness
 from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.usage import Usage
+from penstock.secret_masks import MASK
 from penstock.verify.results import LastVerification
 from penstock.verify.target import TargetRepair, TargetVerifyReport
 
-__all__ = [
-    "hidden_options",
-    "job_details",
-    "job_summary",
-    "repair_details",
-    "report_details",
-    "usage_rows",
-]
-
-_MASK = "***"
+__all__ = ["job_details", "job_summary", "repair_details", "report_details", "usage_rows"]
 
 
 def job_summary(
@@ -131,32 +120,12 @@ def _spec(job: Job, allowed_code: Sequence[str]) -> dict[str, Any]:
     tree = job.spec.dump()
     consumer = tree.get("detail", {}).get("consumer", {})
     if "options" in consumer:
-        hidden = hidden_options(job, allowed_code)
+        hidden = hidden_options(job.spec.detail.consumer, allowed_code)
         consumer["options"] = {
-            name: _MASK if name in hidden else _mask_address(value)
+            name: MASK if name in hidden else _mask_address(value)
             for name, value in consumer["options"].items()
         }
     return tree
-
-
-def hidden_options(job: Job, allowed_code: Sequence[str] = ()) -> set[str]:
-    """Return the options of a job whose values are shown to nobody."""
-    public = _public_options(job.spec.consumer, allowed_code)
-    return {name for name in job.spec.detail.consumer.options if name not in public or is_secret(name)}
-
-
-def _public_options(name: str, allowed_code: Sequence[str]) -> set[str]:
-    """Return the options whose values may be shown: the consumer declares them, and not as secrets."""
-    try:
-        declared = find_consumer(name, allowed_code).options_type
-    except Invalid:  # the consumer is not installed here, or not allowed
-        return set()
-    fields = declared.model_fields if declared is not None else {}
-    return {
-        field.alias or option
-        for option, field in fields.items()
-        if SecretStr.__name__ not in str(field.annotation)
-    }
 
 
 def _mask_address(value: str) -> str:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from penstock.changefeeds.sink_uri import split_uri
 from penstock.changefeeds.sinks.storage.options import feed_target, refuse_references, sink_options
-from penstock.control.job_views import hidden_options
-from penstock.jobs.consumer import BUILT_IN, check_tenant, find_consumer
+from penstock.jobs.consumer import BUILT_IN, check_tenant, find_consumer, hidden_options
 from penstock.jobs.job import Job
 from penstock.jobs.spec import DEFAULT, GREEDY, PERIODIC, JobSpec
 from penstock.secret_references import resolve_references
@@ -107,7 +106,7 @@ def check_job_change(tenant: Tenant, job: Job, change: JobSpec) -> None:
     given = change.detail.consumer.options
     if not given or job.confined:
         return
-    kept = sorted(hidden_options(job) - given.keys())
+    kept = sorted(hidden_options(job.spec.detail.consumer) - given.keys())
     if kept:
         raise TenantRefused(
             f"option {kept[0]} of job {job.id} is not known to be of account {tenant.account}; give a value"

@@ -29,6 +29,7 @@ from penstock.jobs.consumer import (
     is_comparable,
     open_consumer,
     resolve_info,
+    secrets_of,
 )
 from penstock.jobs.job import Job, JobId, JobKey, JobState, JobStatus
 from penstock.jobs.log.job_log import JobLog
@@ -306,6 +307,11 @@ def check_spec(
     _check_columns(job_id, spec, schema.table)
     if not spec.consumer:
         raise Invalid(f"job {job_id} has no consumer; set detail.consumer.consumer")
+    with secrets_of(spec.detail.consumer, settings.jobs.allowed_code).in_errors():
+        _check_consumer(job_id, spec, schema, settings)
+
+
+def _check_consumer(job_id: JobId, spec: JobSpec, schema: SchemaVersion, settings: Settings) -> None:
     key = JobKey(account_id=0, table_id=schema.table.id, job_name=job_id.job, job_id=0)
     try:
         consumer = make_consumer(job_id, key, "", spec, settings, settings.jobs.data / "none")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import pyarrow as pa
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from penstock.clock import SYSTEM, Clock
 from penstock.columnar.spill_queue import SPOOL_BYTES
@@ -33,6 +33,7 @@ from penstock.jobs.custom_code import check_code
 from penstock.jobs.error_codes import TargetDiffers
 from penstock.jobs.job import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
+from penstock.secret_masks import SecretMask, is_secret
 from penstock.secret_references import resolve_values
 from penstock.settings import Settings
 from penstock.targets import Target, TenantRefused, TenantTargets, resolve_tenant_texts
@@ -189,6 +190,35 @@ def resolve_info(info: ConsumerInfo, tenant: TenantTargets | None) -> ConsumerIn
     """
     resolve = resolve_values if tenant is None else resolve_tenant_texts
     return info.model_copy(update={"options": resolve(info.options)})
+
+
+def hidden_options(info: ConsumerInfo, allowed_code: Sequence[str] = ()) -> set[str]:
+    """Return the options of a job whose values are shown to nobody.
+
+    Only the class of a consumer says which of them are secrets: of a consumer that is not Penstock's own, all
+    are hidden, unless its module is in `allowed_code`.
+    """
+    public = _public_options(info.consumer or "", allowed_code)
+    return {name for name in info.options if name not in public or is_secret(name)}
+
+
+def secrets_of(info: ConsumerInfo, allowed_code: Sequence[str] = ()) -> SecretMask:
+    """Return what takes the secrets of a job from messages. `info` has its options with their references."""
+    return SecretMask(info.options, hidden_options(info, allowed_code))
+
+
+def _public_options(name: str, allowed_code: Sequence[str]) -> set[str]:
+    """Return the options whose values may be shown: the consumer declares them, and not as secrets."""
+    try:
+        declared = find_consumer(name, allowed_code).options_type
+    except Invalid:  # the consumer is not installed here, or not allowed
+        return set()
+    fields = declared.model_fields if declared is not None else {}
+    return {
+        field.alias or option
+        for option, field in fields.items()
+        if SecretStr.__name__ not in str(field.annotation)
+    }
 
 
 class Consumer(ABC):

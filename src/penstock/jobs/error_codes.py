@@ -6,6 +6,7 @@ line of code that raised it.
 """
 
 import traceback
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -45,9 +46,9 @@ class Failure(NamedTuple):
     message: str
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Return the code and the message that are recorded of an error."""
-    return Failure(_code(error), " ".join(_message(error).split())[:_MESSAGE_CHARS])
+def failure_of(error: BaseException, mask: Callable[[str], str] = str) -> Failure:
+    """Return the code and the message that are recorded of an error. `mask` hides secrets in the message."""
+    return Failure(_code(error), " ".join(mask(_message(error)).split())[:_MESSAGE_CHARS])
 
 
 def _code(error: BaseException) -> ErrorCode:

@@ -29,7 +29,7 @@ from penstock.columnar.spill_queue import SpillTable
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.follow.source import ScanSource, TableScan
 from penstock.jobs.api import Jobs, consumer_of
-from penstock.jobs.consumer import Comparable, Consumer, is_comparable
+from penstock.jobs.consumer import Comparable, Consumer, is_comparable, secrets_of
 from penstock.jobs.job import ErrorCode, Job, JobId, JobState
 from penstock.kv import Transaction
 from penstock.kv.transact import transact
@@ -164,7 +164,8 @@ class TargetVerification:
                 f"the table of job {job.id} was truncated or dropped; fill the target anew with"
                 f" `penstock job repair {job.id}`, or unregister the job"
             )
-        with TemporaryDirectory(prefix="penstock-verify-", dir=self._scratch) as folder:
+        mask = secrets_of(job.spec.detail.consumer, self._settings.jobs.allowed_code)
+        with mask.in_errors(), TemporaryDirectory(prefix="penstock-verify-", dir=self._scratch) as folder:
             consumer = consumer_of(job, self._settings, Path(folder, "consumer"))
             try:
                 return work(

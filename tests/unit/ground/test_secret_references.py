@@ -13,7 +13,6 @@ from penstock.secret_references import (
     UnresolvedReference,
     escape_references,
     has_reference,
-    mask_resolved,
     resolve_references,
     resolve_values,
 )
@@ -37,13 +36,6 @@ def test_a_reference_is_replaced_by_what_this_process_has(
         "literal": "${HOOK_TOKEN} costs $5 {} ${} ${a b}",
     }
     assert [name for name, text in given.items() if has_reference(text)] == ["env", "default", "file"]
-
-
-def test_a_message_does_not_show_what_references_lead_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOOK_TOKEN", "t0p-secret")
-    monkeypatch.setenv("SHORT", "an")
-    texts = {"a": "Bearer ${HOOK_TOKEN}", "b": "${NOT_SET_ANYWHERE} ${SHORT} ${no:provider}", "c": "plain"}
-    assert mask_resolved("an answer: Bearer t0p-secret, plain", texts) == "an answer: Bearer ***, plain"
 
 
 def test_what_a_secret_contains_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

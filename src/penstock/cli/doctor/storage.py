@@ -8,14 +8,14 @@ refuse and do not.
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from penstock.changefeeds.sink_uri import is_secret, split_uri
+from penstock.changefeeds.sink_uri import split_uri
 from penstock.changefeeds.sinks.storage.options import sink_options
-from penstock.cli.doctor.findings import CheckResult, Finding, bad, from_error, ok, warn
+from penstock.cli.doctor.findings import Finding, bad, from_error, ok, warn
 from penstock.cli.doctor.network import has_store
 from penstock.cli.output import GIB, format_size
 from penstock.clock import SYSTEM, Clock
@@ -114,9 +114,6 @@ def judge_space(key: str, path: Path, free_bytes: int) -> Finding:
     return warn(f"folder {key}", what, remedy)
 
 
-_MASK = "***"
-_SECRET_CHARS_MIN = 6
-"""Shorter values are placeholders, and masking them would hit parts of words."""
 _FIRST, _SECOND, _THIRD = b"first", b"second", b"third"
 _CONDITIONAL = "use storage that supports If-None-Match and If-Match on writes, or upgrade it"
 
@@ -146,9 +143,7 @@ def check_storage(key: str, ref: StorageRef | PenstockError, *, clock: Clock = S
     try:
         return probe_storage(name, open_storage(ref.url, ref.options, shared=True, clock=clock), clock=clock)
     except PenstockError as error:
-        finding = from_error(name, error)
-        what, remedy = (_mask_secrets(text, ref.options) for text in (finding.what, finding.remedy))
-        return Finding(name, CheckResult.BAD, what, remedy)
+        return from_error(name, error)
     finally:
         if staging is not None and created_here:
             with suppress(OSError):  # nothing was written there, or another process uses it now
@@ -177,11 +172,3 @@ def _try_writes(name: str, opened: ObjectStorage, path: str) -> Finding:
     if opened.swap(path, _SECOND, seen=_THIRD) or not opened.swap(path, _SECOND, seen=_FIRST):
         return bad(name, f"{opened.url} does not replace an object on a condition", _CONDITIONAL)
     return ok(name, f"{opened.url} can be written to, on conditions too")
-
-
-def _mask_secrets(text: str, options: Mapping[str, str]) -> str:
-    """Mask secrets in a message: a service may repeat what it was given."""
-    for name, value in options.items():
-        if len(value) >= _SECRET_CHARS_MIN and is_secret(name):
-            text = text.replace(value, _MASK)
-    return text

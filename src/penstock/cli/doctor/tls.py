@@ -12,10 +12,11 @@ import yaml
 from cryptography import x509
 from cryptography.utils import CryptographyDeprecationWarning
 
-from penstock.changefeeds.sink_uri import is_secret, mask_uri
+from penstock.changefeeds.sink_uri import mask_uri
 from penstock.cli.doctor.findings import Finding, bad, from_error, ok, warn
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Invalid
+from penstock.secret_masks import is_secret
 from penstock.settings import ServerTlsSettings, Settings, TlsSettings
 from penstock.settings.network import read_token
 

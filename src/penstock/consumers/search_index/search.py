@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.consumers.search_index.query import SearchQuery
 from penstock.errors import Invalid, Unavailable
-from penstock.jobs.consumer import JobContext, find_consumer, open_consumer, resolve_info
+from penstock.jobs.consumer import JobContext, find_consumer, open_consumer, resolve_info, secrets_of
 from penstock.jobs.job import Job
 from penstock.settings import Settings
 from penstock.targets import TenantTargets
@@ -64,14 +64,27 @@ def search(
     no index, or cannot answer such a query.
     """
     query = SearchQuery(words=words, vector=vector, k=k, every=every)
-    consumer = _consumer(job, settings or Settings(), clock)
+    settings = settings or Settings()
+    with secrets_of(job.spec.detail.consumer, settings.jobs.allowed_code).in_errors():
+        return _search(job, query, filter, columns, settings, clock)
+
+
+def _search(
+    job: Job,
+    query: SearchQuery,
+    where: str | None,
+    columns: Sequence[str] | None,
+    settings: Settings,
+    clock: Clock,
+) -> SearchResult:
+    consumer = _consumer(job, settings, clock)
     serving = consumer.table.serving()
     if serving is None:
         raise Unavailable(
             f"the index of job {job.id} has not been built yet; wait until its first iteration has completed"
         )
     current, newest = serving
-    rows = _query_index(consumer, current, query, filter, columns)
+    rows = _query_index(consumer, current, query, where, columns)
     watermark = _watermark(job, current)
     lag_s = max(0, clock.wall_ms() - physical_ms(watermark)) / 1000
     return SearchResult(rows, watermark, lag_s, complete=newest)

@@ -17,7 +17,15 @@ from penstock.clock import Clock
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.consumer import Consumer, DataType, JobContext, Retrieved, open_consumer, resolve_info
+from penstock.jobs.consumer import (
+    Consumer,
+    DataType,
+    JobContext,
+    Retrieved,
+    open_consumer,
+    resolve_info,
+    secrets_of,
+)
 from penstock.jobs.error_codes import SchemaRefused, Stalled, TooManyAbandoned, failure_of
 from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, RunOutcome, reconcile
 from penstock.jobs.iteration.shared_scan import SharedScan
@@ -27,7 +35,6 @@ from penstock.jobs.log.transitions import Transition, complete_iteration
 from penstock.jobs.schema_changes import check_names
 from penstock.jobs.usage import Usage
 from penstock.kv import Transaction
-from penstock.secret_references import mask_resolved
 from penstock.settings import Settings
 from penstock.targets import TenantTargets
 
@@ -239,7 +246,7 @@ class ConsumerRun:
         except Exception as error:  # noqa: BLE001 - the code is the consumer's; it is abandoned then
             _log.warning(
                 "a consumer could not be interrupted",
-                extra={"job": str(self.job.id), "error": failure_of(error).message},
+                extra={"job": str(self.job.id), "error": failure_of(error, self._mask).message},
             )
 
     def _progressed(self) -> None:
@@ -337,13 +344,17 @@ class ConsumerRun:
             return self._decide_end()
         at = self._services.clock.wall_ms()
         cause = (self._retriever.failure if self._retriever is not None else None) or error
-        options = self.job.spec.detail.consumer.options
         return self._outcomes.fail(
             cause,
             at=at,
             by_source=self._shared.is_source_error(cause),
-            mask=lambda message: mask_resolved(message, options),
+            mask=self._mask,
         )
+
+    def _mask(self, message: str) -> str:
+        """Return a message without the secrets of the job: a target may repeat them."""
+        secrets = secrets_of(self.job.spec.detail.consumer, self._services.settings.jobs.allowed_code)
+        return secrets(message)
 
     def _check_row(self) -> None:
         """Raise Fenced when another run has the job by now.
@@ -363,7 +374,7 @@ class ConsumerRun:
         except Exception as error:  # noqa: BLE001 - what it has done is durable, or failed before
             _log.warning(
                 "a consumer could not be closed",
-                extra={"job": str(self.job.id), "error": failure_of(error).message},
+                extra={"job": str(self.job.id), "error": failure_of(error, self._mask).message},
             )
 
     @property

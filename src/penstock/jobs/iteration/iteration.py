@@ -110,9 +110,8 @@ class OutcomePolicy:
         if isinstance(error, Fenced):
             return RunOutcome(OutcomeKind.FENCED, cancel_iteration(at=at))
         if by_source and isinstance(error, StaleRead) and not self.iteration.first:
-            return RunOutcome(OutcomeKind.RESYNCED, resync_job, failure_of(error))
-        failure = failure_of(error)
-        failure = failure._replace(message=mask(failure.message))
+            return RunOutcome(OutcomeKind.RESYNCED, resync_job, failure_of(error, mask))
+        failure = failure_of(error, mask)
         fail_job = fail_iteration(failure.code, failure.message, at=at)
         if failure.code.permanent:
             return RunOutcome(OutcomeKind.PERMANENT, fail_job, failure)

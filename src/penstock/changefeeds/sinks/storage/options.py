@@ -17,7 +17,6 @@ from penstock.changefeeds.codecs.options import (
 from penstock.changefeeds.filters import ColumnSelector, RowFilterRule, row_predicate, selected_columns
 from penstock.changefeeds.sink_uri import (
     STORAGE_PARAMETERS,
-    is_secret,
     mask_uri,
     parse_size,
     split_uri,
@@ -28,11 +27,19 @@ from penstock.durations import parse_duration
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.object_storage import StorageRef
+from penstock.secret_masks import MASK, SecretMask, is_secret
 from penstock.secret_references import UnresolvedReference, resolve_references
 from penstock.settings import ChangefeedSettings, Settings
 from penstock.targets import SYSTEM_ACCOUNT, Target, TenantTargets, resolve_tenant_texts
 
-__all__ = ["SinkOptions", "feed_target", "parse_sink_uri", "refuse_references", "sink_options"]
+__all__ = [
+    "SinkOptions",
+    "feed_target",
+    "parse_sink_uri",
+    "refuse_references",
+    "secrets_of_sink",
+    "sink_options",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -103,11 +110,12 @@ def sink_options(settings: ChangefeedSettings, *, lenient: bool = False) -> Sink
     `lenient` leaves such a reference as it is, for those who only look where files go and how they are made.
     """
     resolve = _resolve_known if lenient else resolve_references
-    options = parse_sink_uri(
-        resolve(settings.sink_uri.get_secret_value()),
-        storage_options={name: resolve(value) for name, value in settings.storage_options.items()},
-        parameters={name: resolve(value) for name, value in settings.sink.items()},
-    )
+    with secrets_of_sink(settings).in_errors():
+        options = parse_sink_uri(
+            resolve(settings.sink_uri.get_secret_value()),
+            storage_options={name: resolve(value) for name, value in settings.storage_options.items()},
+            parameters={name: resolve(value) for name, value in settings.sink.items()},
+        )
     return replace(
         options,
         column_selectors=tuple(
@@ -122,6 +130,12 @@ def _resolve_known(text: str) -> str:
         return resolve_references(text)
     except UnresolvedReference:
         return text
+
+
+def secrets_of_sink(settings: ChangefeedSettings) -> SecretMask:
+    """Return what takes the secrets of a changefeed from messages."""
+    texts = {**settings.sink, **settings.storage_options, "sink_uri": settings.sink_uri.get_secret_value()}
+    return SecretMask(texts)
 
 
 def feed_target(options: SinkOptions) -> Target:
@@ -320,7 +334,7 @@ def _cron(text: str, name: str) -> CronSpec:
 
 
 def _mask_value(name: str, text: str) -> str:
-    return "***" if is_secret(name) else repr(text)
+    return MASK if is_secret(name) else repr(text)
 
 
 _PARSERS: dict[str, Callable[[str, str], Any]] = {
