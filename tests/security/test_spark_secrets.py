@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.doctor.findings import CheckResult
+from penstock.cli.doctor.machine import check_spark_secret
+from penstock.errors import Invalid
 from penstock.settings import SparkSettings
 from penstock.spark import jvm
 from penstock.spark.jvm import parse_master
-from penstock.spark.session import security_conf, session_conf
+from penstock.spark.session import require_secret, security_conf, session_conf
 from support.spark import SHORT_LIVED
 from support.sparkcluster import SparkCluster
 
@@ -149,7 +152,7 @@ def test_what_is_written_for_java_is_private_under_any_umask(tmp_path: Path) -> 
     [
         ("local[2]", {}, True),
         ("spark://a:7077", {"spark.authenticate.secret": AUTH}, True),
-        ("spark://a:7077", {}, False),  # the cluster's own files decide
+        ("spark://a:7077", {}, False),  # `require_secret` refuses it
         ("yarn", {}, False),
     ],
 )
@@ -158,6 +161,41 @@ def test_spark_authenticates_where_both_sides_can_know_the_secret(
 ) -> None:
     found = security_conf(SparkSettings(conf=conf), parse_master(master))
     assert set(found.values()) == ({"true"} if secured else set())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"master": "spark://10.0.0.5:7077"}, "has no secret"),
+        ({"master": "spark://127.0.0.1:7077,spark.internal:7077"}, "has no secret"),
+        (
+            {
+                "master": "spark://a:7077",
+                "conf": {"spark.authenticate.secret": AUTH, "spark.authenticate": "false"},
+            },
+            "spark.authenticate off",
+        ),
+        ({"master": "spark://a:7077", "insecure": True}, ""),
+        ({"master": "spark://a:7077", "conf": {"spark.authenticate.secret": AUTH}}, ""),
+        ({"master": "spark://127.0.0.1:7077,localhost:7078"}, ""),
+        ({"master": "yarn"}, ""),
+        ({"master": "local[2]"}, ""),
+    ],
+)
+def test_a_master_of_another_machine_is_not_used_without_a_secret_by_mistake(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    wanted = SparkSettings(**settings)
+    finding = check_spark_secret(wanted, {"SPARK_CONF_DIR": str(tmp_path)})
+    if not words:
+        require_secret(wanted, parse_master(wanted.master))
+        assert finding.verdict is (CheckResult.WARN if wanted.insecure else CheckResult.OK)
+        return
+    with pytest.raises(Invalid, match=words) as refused:
+        require_secret(wanted, parse_master(wanted.master))
+    assert AUTH not in str(refused.value)
+    assert finding.verdict is CheckResult.BAD
+    assert "spark.insecure: true" in finding.remedy
 
 
 def test_the_users_own_values_win() -> None:

@@ -94,6 +94,8 @@ class SparkSettings(Frozen):
     """Connectors that the session gets. Their jars are fetched once, at the latest when a session starts."""
     connectors_dir: Path | None = None
     """Folder for the jars of connectors; by default penstock/jars in the user's cache folder."""
+    insecure: bool = False
+    """Use a standalone master of another machine without a secret. Everyone who reaches it can run code."""
     conf: dict[str, str] = Field({}, repr=False)
     """Further Spark configuration, by spark.* keys. It overrides what Penstock sets."""
 

@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 from penstock import process
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
+from penstock.settings.network import is_loopback
 from penstock.spark import connectors, shipping
 from penstock.spark.defaults import memory_mib, with_defaults
 from penstock.spark.errors import as_penstock_error, first_line
@@ -81,9 +82,9 @@ def build_session(
     A session that is built has what the settings say, then what the user's `spark-defaults.conf` says, then
     defaults of Penstock. With a master that is not local, the package is shipped to the executors.
 
-    Raises Invalid when Java is missing or too old, a setting is refused, or a session that this function
-    built runs on another master; Unavailable when the master does not answer; messages have one line. `java`
-    is started when no Java runs for this process yet.
+    Raises Invalid when Java is missing or too old, a setting is refused, a standalone master of another
+    machine has no secret, or a session that this function built runs on another master; Unavailable when the
+    master does not answer; messages have one line. `java` is started when no Java runs for this process yet.
     """
     from penstock.spark.source import register
 
@@ -91,6 +92,7 @@ def build_session(
     spark = _find_session(settings.spark.model_copy(update={"master": wanted.master}))
     if spark is None:
         master = parse_master(wanted.master)
+        require_secret(wanted, master)
         require_java()
         require_master(master)
         spark = _start(wanted, master, app_name, java or JavaProcess())
@@ -228,7 +230,7 @@ def security_conf(wanted: SparkSettings, master: Master) -> dict[str, str]:
     """Return what makes Spark authenticate and encrypt; entries of `conf` win.
 
     With a local master Spark makes the secret itself. The processes of a standalone cluster share one, which
-    its operator chooses: without a secret in `conf`, Spark's own files decide.
+    its operator chooses; `require_secret` says where it may be missing.
     """
     conf: dict[str, str] = {}
     if master.in_process:
@@ -236,6 +238,32 @@ def security_conf(wanted: SparkSettings, master: Master) -> dict[str, str]:
     elif master.url.startswith("spark://") and _SHARED_AUTH in wanted.conf:
         conf = _AUTHENTICATED | _ENCRYPTED_BLOCKS
     return {key: wanted.conf.get(key, value) for key, value in conf.items()}
+
+
+def require_secret(wanted: SparkSettings, master: Master) -> None:
+    """Raise Invalid when a standalone master of another machine is used without authentication.
+
+    `wanted` includes the user's defaults of Spark. Whoever reaches such a master, or the driver that
+    executors connect to, can run code there.
+    """
+    if not is_exposed(master) or wanted.insecure:
+        return
+    if _SHARED_AUTH not in wanted.conf:
+        raise Invalid(
+            f"spark.master = {shown_master(master.url)} has no secret, and whoever reaches it can run code;"
+            f" set {_SHARED_AUTH} in spark.conf as on the cluster, or write spark.insecure: true"
+        )
+    if security_conf(wanted, master)["spark.authenticate"].strip().lower() != "true":
+        raise Invalid(
+            f"spark.master = {shown_master(master.url)} is used with spark.authenticate off; leave that entry"
+            " out, or write spark.insecure: true"
+        )
+
+
+def is_exposed(master: Master) -> bool:
+    """Return whether a master is one of a standalone cluster that other machines can reach."""
+    is_standalone = master.url.startswith("spark://")
+    return is_standalone and not all(is_loopback(f"{host}:{port}") for host, port in master.addresses)
 
 
 def _console_options(wanted: SparkSettings) -> str:

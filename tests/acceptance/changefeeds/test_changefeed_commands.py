@@ -99,6 +99,8 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
     config.write_text(yaml.safe_dump({"changefeeds": sections}))
     far = tmp_path / "far.yaml"
     far.write_text(yaml.safe_dump({"spark": {"master": "spark://127.0.0.1:1"}}))
+    exposed = tmp_path / "exposed.yaml"
+    exposed.write_text(yaml.safe_dump({"spark": {"master": "spark://192.0.2.1:7077"}}))
     pd = ("--pd", store.pd_addr)
     cases: list[tuple[list[str], str]] = [
         (["query", "gone", *pd], "there is no changefeed gone"),
@@ -133,6 +135,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
         (["list", "--pd", "127.0.0.1:1"], "no placement driver answers"),
         (["run", "--config", str(tmp_path / "none.yaml")], "cannot be read"),
         (["run", "--config", str(far)], "Spark master spark://127.0.0.1:1 does not answer"),
+        (["run", "--config", str(exposed)], "has no secret, and whoever reaches it can run code"),
     ]
 
     for arguments, reason in cases:

@@ -61,6 +61,7 @@ def _checks(settings: Settings | None, *, fix: bool) -> Iterator[Check]:
         return
     yield partial(machine.check_memory, settings)
     yield partial(machine.check_connectors, settings.spark, fix=fix)
+    yield partial(machine.check_spark_secret, settings.spark)
     for key, path in storage.data_folders(settings):
         yield partial(storage.check_folder, key, path)
     for key, path in storage.private_folders(settings):

@@ -15,7 +15,9 @@ from penstock.errors import Invalid, PenstockError
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import connectors
 from penstock.spark.class_archive import archive_path, build_archive
-from penstock.spark.jvm import JAVA_MIN, find_java, quick_home, require_java
+from penstock.spark.defaults import with_defaults
+from penstock.spark.jvm import JAVA_MIN, find_java, parse_master, quick_home, require_java, shown_master
+from penstock.spark.session import is_exposed, require_secret
 
 __all__ = [
     "PACKAGES",
@@ -26,6 +28,7 @@ __all__ = [
     "check_memory",
     "check_packages",
     "check_python",
+    "check_spark_secret",
     "judge_descriptors",
     "judge_memory",
     "judge_packages",
@@ -111,6 +114,22 @@ def check_connectors(wanted: SparkSettings, *, fix: bool = False) -> Finding:
         what = f"{len(missing)} of {len(jars)} jars are not in {folder}"
         return warn("connectors", what, "`penstock doctor --fix` fetches them, else the first session does")
     return ok("connectors", f"{', '.join(wanted.connectors)} in {folder}")
+
+
+def check_spark_secret(wanted: SparkSettings, environ: Mapping[str, str] = os.environ) -> Finding:
+    """Check that a standalone master of another machine is used with a secret."""
+    try:
+        found = with_defaults(wanted, environ)
+        master = parse_master(found.master)
+        require_secret(found, master)
+    except PenstockError as error:
+        return from_error("spark secret", error)
+    if not is_exposed(master):
+        return ok("spark secret", f"{shown_master(found.master)} needs none of Penstock's settings")
+    if found.insecure:
+        what = f"{shown_master(found.master)} may be used without a secret: spark.insecure is true"
+        return warn("spark secret", what, "give the cluster a secret, and spark.conf the same one")
+    return ok("spark secret", f"{shown_master(found.master)} is used with the secret of its cluster")
 
 
 def check_class_archive(*, fix: bool = False, environ: Mapping[str, str] = os.environ) -> Finding:
