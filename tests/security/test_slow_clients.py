@@ -233,10 +233,15 @@ def test_slow_and_silent_connections_keep_no_scraper_from_the_metrics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with MetricServer.start("127.0.0.1:0") as server, ExitStack() as held:
+        host, _, port = server.addr.rpartition(":")
+        other = held.enter_context(socket.create_connection((host, int(port)), 60, ("127.0.0.2", 0)))
+        other.sendall(b"GET /health HTTP/1.0\r\n")
         silent = [held.enter_context(connect(f"http://{server.addr}")) for _ in range(200)]
         assert httpx.get(f"http://{server.addr}/metrics", timeout=LATE_S).status_code == 200
         assert threading.active_count() < 100, "each of them has a thread"
         assert closed_after(silent[0]) < LATE_S
+        other.sendall(b"\r\n")
+        assert other.recv(12) == b"HTTP/1.0 200", "one address does not end the requests of another"
         monkeypatch.setattr(service, "_REQUEST_S", CLIENT_S)
         with connect(f"http://{server.addr}") as client:
             drip(client, lambda: b"x")

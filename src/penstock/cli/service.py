@@ -2,7 +2,8 @@
 
 The metrics server answers GET /metrics and GET /health. It handles a few requests at a time, each in a thread
 and each for a limited time; a new one takes the place of the oldest, so that scraping cannot disturb the
-service, and silent connections do not keep scrapers out.
+service, and silent connections do not keep scrapers out. One address has at most half of the requests: beyond
+that its own oldest one makes room.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ __all__ = ["MetricServer", "print_ready", "run_until_signalled", "serve_metrics"
 
 _REQUESTS_MAX = 8
 """Requests at the same time. Prometheus sends one at a time."""
+_REQUESTS_PER_ADDRESS = 4
 _THREADS_MAX = 32
 """Threads of requests, with those that were ended and have not noticed yet. Beyond them it answers 503."""
 _REQUEST_S = 10.0
@@ -101,7 +103,8 @@ class _Server(ThreadingMixIn, TCPServer):
         self.registry = registry
         self._slots = threading.BoundedSemaphore(_THREADS_MAX)
         self._lock = threading.Lock()
-        self._due: dict[Any, float] = {}  # open connections, oldest first, and when they are ended
+        self._due: dict[Any, tuple[float, str]] = {}
+        """When open connections are ended, and their addresses; the oldest comes first."""
         super().__init__((host, port), _Handler)
         self.addr = join_address(host, int(self.server_address[1]))
 
@@ -112,9 +115,13 @@ class _Server(ThreadingMixIn, TCPServer):
             self.shutdown_request(request)
             return
         with self._lock:
-            if len(self._due) >= _REQUESTS_MAX:
+            address = str(client_address[0])
+            own = [other for other, (_, theirs) in self._due.items() if theirs == address]
+            if len(own) >= _REQUESTS_PER_ADDRESS:
+                self._end(own[0])
+            elif len(self._due) >= _REQUESTS_MAX:
                 self._end(next(iter(self._due)))
-            self._due[request] = SYSTEM.monotonic() + _REQUEST_S
+            self._due[request] = SYSTEM.monotonic() + _REQUEST_S, address
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -136,7 +143,7 @@ class _Server(ThreadingMixIn, TCPServer):
         """End the connections that are due; the server calls this many times a second."""
         now = SYSTEM.monotonic()
         with self._lock:
-            for request in [request for request, due in self._due.items() if due <= now]:
+            for request in [request for request, (due, _) in self._due.items() if due <= now]:
                 self._end(request)
 
     def _end(self, request: Any) -> None:
