@@ -71,24 +71,38 @@ ${{NAME}} and ${{NAME:-default}} are replaced from the environment: keep secrets
 docs/configuration.md is the same as a page."""
 
 
+def secrets_folder(path: Path) -> Path:
+    """Return the folder of the tokens of a deployment whose settings file is at `path`.
+
+    For a file of the working directory it is the default, which moves with it. Otherwise it is beside the
+    file, and absolute: commands find it from everywhere.
+    """
+    folder = path.absolute().parent
+    default = Settings().secrets_dir
+    return default if folder.resolve() == Path.cwd().resolve() else folder / default
+
+
 def write_file(path: Path, *, force: bool = False) -> None:
     """Write the file; raise Invalid when it cannot be written, or exists and `force` is off."""
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(render_file(path))
+            file.write(render_file(path, secrets_folder(path)))
     except FileExistsError:
         raise Invalid(f"{path} exists already; choose another name, or overwrite it with --force") from None
     except OSError as error:
         raise Invalid(f"{path} cannot be written ({error.strerror}); choose another path") from error
 
 
-def render_file(path: Path) -> str:
-    """Return the text of the file."""
+def render_file(path: Path, secrets_dir: Path | None = None) -> str:
+    """Return the text of the file; a `secrets_dir` that is not the default is active."""
     fields, texts = Settings.model_fields, field_texts(Settings)
     names = [*_ORDER, *(name for name in fields if name not in _ORDER)]
     lines = [*_comment_lines(_HEAD.format(path=path), "")]
     for name in names:
-        lines += ["", *_field_lines(name, fields[name], texts.get(name, ""), "", active=name in _ACTIVE)]
+        field, active = fields[name], name in _ACTIVE
+        if name == "secrets_dir" and secrets_dir not in {None, field.default}:
+            field, active = FieldInfo(annotation=Path, default=secrets_dir), True
+        lines += ["", *_field_lines(name, field, texts.get(name, ""), "", active=active)]
     return "\n".join(lines) + "\n"
 
 

@@ -122,15 +122,14 @@ def init(
 ) -> None:
     """Write a settings file with every key, its meaning and its default; make the deployment's tokens.
 
-    The tokens are files of penstock-data/secrets that only you can read. Commands and services find them
-    there. Existing ones are kept.
+    The tokens are files of penstock-data/secrets beside the settings file, which only you can read. Commands
+    and services find them there. Existing ones are kept.
     """
-    from penstock.cli.init_file import write_file
-    from penstock.settings import Settings
+    from penstock.cli.init_file import secrets_folder, write_file
     from penstock.settings.tokens import make_tokens
 
     write_file(path, force=force)
-    make_tokens(Settings().secrets_dir)
+    make_tokens(secrets_folder(path))
     print(f"{path} is written; edit it, then run: penstock up --config {path}")
 
 

@@ -21,8 +21,11 @@ def test_a_settings_file_is_written_once(tmp_path: Path) -> None:
     (line,) = again.stderr.splitlines()
     assert line == f"penstock: {path} exists already; choose another name, or overwrite it with --force"
     path.write_text("")
-    assert penstock("init", str(path), "--force", cwd=tmp_path).returncode == 0
-    assert path.read_text() != ""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert penstock("init", str(path), "--force", cwd=elsewhere).returncode == 0
+    assert read_file(path) == Settings(secrets_dir=secrets), "commands find the tokens from any directory"
+    assert list(elsewhere.iterdir()) == []
     assert {file.name: file.read_text() for file in secrets.iterdir()} == tokens, "the tokens stay"
 
 
