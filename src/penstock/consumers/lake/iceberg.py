@@ -289,7 +289,7 @@ def open_catalog(name: str, properties: Mapping[str, str], allowed: Sequence[str
         check_classes(properties, allowed, f"a property of the metadata of a table of catalog {name}")
         return load(dict(properties), location)
 
-    catalog._load_file_io = load_checked  # type: ignore[method-assign,method-assign] # there is no public seam
+    catalog._load_file_io = load_checked  # type: ignore[method-assign] # there is no public seam
     return catalog
 
 
