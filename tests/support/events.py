@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.clock import TS_MAX
+from penstock.errors import Unavailable
 from penstock.eventstore import paths
 from penstock.eventstore.manifest import ManifestState, ObjectInfo
 from penstock.eventstore.manifest_log import load
@@ -59,12 +60,14 @@ class FixedSchemas:
         return []
 
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
-        """Return the schema versions of a table in a range."""
+        """Return the schema versions of a table in a range; raise Unavailable when it has none by then."""
         mine = [
             version
             for version in self._versions
             if version.table.id == table_id and version.since_ts <= to_ts
         ]
+        if not mine:
+            raise Unavailable(f"table {table_id} has no schema up to {to_ts}; wait for it")
         begun = [version for version in mine if version.since_ts <= from_ts + 1]
         return [*(begun[-1:] or mine[:1]), *(version for version in mine if version.since_ts > from_ts + 1)]
 

@@ -46,7 +46,7 @@ class CaptureReader(RangeReader, Protocol):
         """Return the tables that the capture owns and cannot capture."""
 
     def catalog(self, patterns: Sequence[str], since_ts: int) -> CaptureCatalog:
-        """Return the progress of all tables, and the tables that match and changed after `since_ts`."""
+        """Return the progress of the tables that match, and those of them that changed after `since_ts`."""
 
     def close(self) -> None:
         """Close the connection."""

@@ -162,6 +162,7 @@ class TableCatalog:
         self._histories: dict[int, PhysicalHistory] | None = None
         self._objects: dict[int, _Objects] = {}
         self._owners: dict[int, OwnedRows] = {}
+        self._silent: frozenset[CaptureReader] = frozenset()
         self._late_since: float | None = None
         self._warned = False
         self.history = TableHistory(patterns, {})
@@ -199,12 +200,17 @@ class TableCatalog:
         self._known = {reader: ts for reader, ts in self._known.items() if reader in readers}
         answers: list[tuple[CaptureReader, CaptureCatalog]] = []
         failure: Unavailable | None = None
+        silent: set[CaptureReader] = set()
         for reader in readers:
             try:
                 answers.append((reader, reader.catalog(self._patterns.patterns, self._known.get(reader, 0))))
             except Unavailable as error:
                 failure = error
-                _log.warning("a capture does not answer", extra={"reason": str(error)})
+                silent.add(reader)
+                reader.close()  # a connection that failed tries again only after a while; a new one at once
+                if reader not in self._silent:
+                    _log.warning("a capture does not answer", extra={"reason": str(error)})
+        self._silent = frozenset(silent)
         if not answers:
             raise Unavailable(
                 "a read of many tables needs a capture, and none answers; start one, or give pdAddrs or"

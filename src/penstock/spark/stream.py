@@ -11,6 +11,7 @@ last batch of a checkpoint again before it asks for the next one: the reader kee
 """
 
 import importlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,12 +55,15 @@ __all__ = [
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 _admission: Any = None
 """What Spark 4.2 and later have for sources that limit their batches; None before."""
 with suppress(ModuleNotFoundError):
     _admission = importlib.import_module("pyspark.sql.streaming.datasource")
 
 _POLL_S = 0.5  # between two reads of the progress of a table without changes: Spark asks 100 times a second
+_SILENT_S = 30.0  # after which a stream that waits for a capture or for storage says so
 IDLE_MS = 600_000
 """Milliseconds after which a stream goes on without changes, so that it holds no old history."""
 
@@ -109,6 +113,10 @@ class MicroBatchReader(DataSourceStreamReader, ABC):
         self._newest_ts = 0
         self._poll_at = 0.0
         self._planned: Offset | None = None
+        self._answered = False  # once, so that the options are right
+        self._silent_since: float | None = None
+        self._warned = False
+        self._ends = False  # with what there is now: a run of Trigger.AvailableNow
         self._hold: StreamHold | None = None
 
     @abstractmethod
@@ -154,10 +162,26 @@ class MicroBatchReader(DataSourceStreamReader, ABC):
         with hide_worker_traceback(), self._explain_errors():
             if SYSTEM.monotonic() < self._poll_at:
                 return begin.as_json()
-            end = self._find_next(begin, limit)
+            try:
+                end = self._find_next(begin, limit)
+            except Unavailable as error:
+                if not self._answered or self._ends:
+                    raise
+                self._warn_of(error)
+                end = begin
+            else:
+                self._answered, self._silent_since, self._warned = True, None, False
             if end == begin:
                 self._poll_at = SYSTEM.monotonic() + _POLL_S
             return end.as_json()
+
+    def _warn_of(self, error: Unavailable) -> None:
+        """Say once what a stream waits for: a capture that restarts is no reason to end."""
+        now = SYSTEM.monotonic()
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        if not self._warned and now >= self._silent_since + _SILENT_S:
+            self._warned = True
+            _log.warning("a stream waits for what it reads from", extra={"reason": str(error)})
 
     def _end_ts(self) -> int:
         return self._newest_ts if self._until_ts is None else min(self._newest_ts, self._until_ts)
@@ -375,6 +399,7 @@ if _admission is not None:
             """End the run with what is committed now; later changes belong to another run."""
             with hide_worker_traceback(), self._explain_errors():
                 newest_ts = self._find_newest_ts()
+                self._ends = True
                 self._until_ts = newest_ts if self._until_ts is None else min(self._until_ts, newest_ts)
 
         def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # type: ignore[override]

@@ -1,7 +1,8 @@
 """A bank of several tables, followed by one stream: no batch shows half of a transfer.
 
-Everything is real and a process of its own: the store, the capture, Spark's driver, which is killed. While
-it is away a table gets a column, another table appears and takes part, and a third one is dropped.
+Everything is real and a process of its own: the store, the capture, Spark's driver. The driver is killed;
+while it is away a table gets a column, another table appears and takes part, and a third one is dropped. The
+capture is killed, too: the stream waits for it.
 """
 
 import json
@@ -138,7 +139,7 @@ def test_the_sum_over_tables_is_the_same_in_every_batch_over_kills_and_ddls(
             db.table(name).insert([{"id": number, "balance": opening} for number in range(ACCOUNTS)])
         bank = Bank(db, ["shop.left", "shop.right"])
         config = tmp_path / "penstock.yaml"
-        with CaptureProcess(tmp_path, tree), bank.writing():
+        with CaptureProcess(tmp_path, tree) as capture, bank.writing():
             with killed_driver(config, tmp_path) as driver:
                 assert driver.stdout is not None
                 for _ in range(3):
@@ -163,6 +164,14 @@ def test_the_sum_over_tables_is_the_same_in_every_batch_over_kills_and_ddls(
                 db.create_table(MARKER, COLUMNS)
                 db.table(MARKER).insert([{"id": 1, "balance": 0}])
                 until(lambda: bool(ends) or not query.isActive)
+                capture.kill()  # the only one; the stream looks for it twice a second
+                again = Bank(db, bank.tables)
+                with again.writing():
+                    capture.start()
+                    after = len(batches) + 1
+                    until(lambda: len(batches) >= after or not query.isActive)
+                db.table(MARKER).insert([{"id": 2, "balance": 0}])
+                until(lambda: len(ends) == 2 or not query.isActive)
                 assert query.exception() is None
             finally:
                 query.stop()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
+from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_server import FlightServer
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.read.flight_client import FlightReader
@@ -23,7 +24,7 @@ from penstock.spark.tasks import Parallelism
 from penstock.testing.clock import ManualClock
 from support.itemtables import item
 from support.servedworld import ServedDatabase
-from support.spark import latest_offset
+from support.spark import HAS_ADMISSION, latest_offset
 
 READS = ("read", "exists", "size", "open", "read_range", "names", "find", "folders", "list_objects")
 TRIGGERS = 5
@@ -46,6 +47,7 @@ class Idle:
     def __init__(self, world: ServedDatabase, service: FlightService, calls: Counter[str]) -> None:
         self.world = world
         self.calls = calls
+        self.service = service
         self.given = {"storage": world.storage.url, "flightAddr": service.addr}
         self.offset: dict[str, Any] = {"ts": 0}
 
@@ -62,6 +64,13 @@ class Idle:
         self.calls.clear()
         before, self.offset = self.offset, latest_offset(reader, self.offset)
         return self.offset != before
+
+    def stop(self) -> None:
+        self.service.close()
+
+    def start(self) -> None:
+        """Serve again, where the capture was."""
+        self.service = FlightService(self.service.addr, self.world.store, self.world.reader)
 
     def put(self, number: int) -> None:
         self.world.commit((self.world.tables["shop.items"], [], [item("integer", number, "x")]))
@@ -93,10 +102,11 @@ def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idle]:
                 if name in vars(kind):
                     monkeypatch.setattr(kind, name, counted(kind, name))
         service = FlightService("127.0.0.1:0", world.store, world.reader)
+        found = Idle(world, service, calls)
         try:
-            yield Idle(world, service, calls)
+            yield found
         finally:
-            service.close()
+            found.service.close()
 
 
 @pytest.mark.parametrize("kind", ["one_table", "many_tables"])
@@ -125,6 +135,32 @@ def test_an_idle_trigger_asks_the_capture_once_and_storage_nothing(idle: Idle, k
         idle.put(number)
     idle.world.resolve_all()
     assert idle.ask(reader), "so do changes in a partition that came"
+
+
+@pytest.mark.parametrize("kind", ["one_table", "many_tables"])
+def test_a_stream_waits_for_its_only_capture(
+    idle: Idle, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first: MicroBatchReader = getattr(idle, kind)()
+    assert idle.ask(first), "the first rows"
+    reader: MicroBatchReader = getattr(idle, kind)()
+    assert not idle.ask(reader)
+    idle.put(10)
+    idle.world.resolve_all()
+    idle.stop()
+    assert not idle.ask(reader)
+    assert "a stream waits" not in caplog.text
+    monkeypatch.setattr("penstock.spark.stream._SILENT_S", 0.0)
+    assert not idle.ask(reader)
+    assert not idle.ask(reader)
+    assert caplog.text.count("a stream waits") == 1
+    with pytest.raises(Unavailable, match="start the query again"):
+        idle.ask(getattr(idle, kind)())  # nobody has ever answered this one
+    if HAS_ADMISSION:
+        with pytest.raises(Unavailable, match="start the query again"):
+            reader.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
+    idle.start()
+    assert idle.ask(reader), "the change that came meanwhile"
 
 
 def test_a_capture_that_does_not_get_on_is_not_believed_for_long(idle: Idle) -> None:

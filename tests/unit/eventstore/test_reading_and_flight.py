@@ -327,6 +327,52 @@ def test_a_ddl_that_resolves_during_an_answer_is_in_the_next_one(
     assert [version.since_ts for version in second.histories[1].versions] == [0, NOW + 100]
 
 
+def test_a_table_that_is_created_during_an_answer_is_in_the_next_one(
+    held: Held, service: FlightService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = SchemaVersion(NOW + 60, 3, replace(WIDER, id=2), "shop")
+    held.schemas.resolved = NOW + 50
+    known_ids = held.schemas.known_ids
+    monkeypatch.setattr(held.schemas, "_versions", (SchemaVersion(NOW, 1, TABLE, "shop"), created))
+
+    def ids_of_now() -> set[int]:
+        held.schemas.resolved = NOW + 70
+        return known_ids()
+
+    monkeypatch.setattr(held.schemas, "known_ids", ids_of_now)
+    with FlightReader(service.addr) as remote:
+        first = remote.catalog(["shop.*"], 0)
+        second = remote.catalog(["shop.*"], first.ddl_ts)
+    assert (first.resolved_ts, set(first.histories)) == (NOW + 50, {1})
+    assert (second.resolved_ts, set(second.histories)) == (NOW + 70, {2})
+
+
+def test_a_catalog_has_the_progress_of_the_tables_that_were_asked_for(
+    held: Held, service: FlightService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    progress, versions = held.reader.progress, held.schemas.versions
+
+    def count_progress(table_id: int) -> CaptureProgress:
+        asked.append(table_id)
+        return progress(table_id)
+
+    def count_versions(table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
+        asked.append(table_id)
+        return versions(table_id, from_ts, to_ts)
+
+    monkeypatch.setattr(held.reader, "progress", count_progress)
+    with FlightReader(service.addr) as remote:
+        assert remote.catalog(["other.*"], 0).progress == ()
+        assert not asked
+        (found,) = remote.catalog(["SHOP.items"], 0).progress
+        assert found.table_id == 1
+        monkeypatch.setattr(held.schemas, "versions", count_versions)
+        asked.clear()
+        remote.catalog(["other.*"], NOW + 100)
+        assert not asked, "an idle reader of other tables costs nothing for this one"
+
+
 def test_a_reader_that_takes_nothing_does_not_hold_up_the_end(
     held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

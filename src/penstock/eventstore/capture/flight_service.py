@@ -6,7 +6,7 @@ and answers with a ticket for each part that has one schema. `list_flights` name
 timestamps. The action `resolved_ts` says how far a table ({"table_id": n}) can be read; `progress` says that
 of all tables at once, as one list for each timestamp, and `refusals` which tables the capture owns and cannot
 capture. `catalog` answers a reader of many tables with one call: {"patterns", "since_ts"} gives the progress
-of all tables, and the schemas of those that match the patterns and changed since.
+of the tables that match the patterns, and the schemas of those that changed since.
 
 By the actions `plan_merge` and `commit_merge` others do the merges of a capture: it plans, they write, it
 commits. A plan is handed out under an id and remembered for a while. Only the output of such a plan is
@@ -45,6 +45,7 @@ from penstock.eventstore.read.flight_client import (
     write_ticket,
 )
 from penstock.eventstore.read.partition import CaptureProgress, RangeReader, Refusal
+from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import side_schema
 from penstock.eventstore.upkeep.merge import MergePlan, plan_tree, read_output
 from penstock.tables.table_patterns import TablePatterns
@@ -52,6 +53,7 @@ from penstock.tables.table_patterns import TablePatterns
 PLANS_MAX = 64  # of one call
 _REMEMBERED_MAX = 1024
 _TABLE_ID_MAX = (1 << 63) - 1
+_PATTERNS_MAX = 64  # of readers whose tables are remembered
 
 Action = Callable[[bytes], bytes]
 
@@ -128,6 +130,20 @@ def _catalog_question(body: bytes) -> tuple[TablePatterns, int]:
     return TablePatterns(patterns), since_ts
 
 
+def _matching_names(patterns: TablePatterns, versions: Sequence[SchemaVersion]) -> list[tuple[str, str]]:
+    """Return the names of a table that match."""
+    names = {(version.database, version.table.name) for version in versions}
+    return [name for name in names if patterns.matches(*name)]
+
+
+@dataclass(slots=True)
+class _Matching:
+    """Which tables of the capture match some patterns, as of a DDL."""
+
+    ddl_ts: int
+    matches: dict[int, bool] = field(default_factory=dict)
+
+
 class FlightService:
     """Serves the tables of one event store to callers with access; `close` ends it."""
 
@@ -152,6 +168,8 @@ class FlightService:
         self._captured = captured
         self._merging = MergeActions(store).actions
         self._closing = False
+        self._matching: dict[tuple[str, ...], _Matching] = {}
+        self._lock = threading.Lock()  # for the above
         methods: dict[str, FlightMethod] = {
             "DoGet": self._do_get,
             "DoAction": self._do_action,
@@ -208,7 +226,7 @@ class FlightService:
             "resolved_ts": "Return how far a table can be read, and how far it is in objects.",
             "progress": "Return the same for all tables.",
             "refusals": "Return the tables that the capture owns and cannot capture, and why.",
-            "catalog": "Return the progress of all tables, and the tables of some names that changed.",
+            "catalog": "Return the progress of tables of some names, and those of them that changed.",
             **{name: purpose for name, (purpose, _) in self._merging.items()},
         }
         for name, purpose in purposes.items():
@@ -221,7 +239,7 @@ class FlightService:
         if action.type == "resolved_ts":
             answer = json.dumps(self._describe(table_id_in(body))).encode()
         elif action.type == "progress":
-            answer = json.dumps(self._progress()).encode()
+            answer = json.dumps(self._progress(sorted(self._store.tables()))).encode()
         elif action.type == "refusals":
             answer = json.dumps([asdict(refusal) for refusal in self._refusals()]).encode()
         elif action.type == "catalog":
@@ -234,7 +252,7 @@ class FlightService:
         yield flight.Result(answer).serialize()
 
     def _catalog(self, body: bytes) -> Mapping[str, Any]:
-        """Return every progress, and the schemas of the tables that match and changed after `since_ts`.
+        """Return the progress of tables that match, and the schemas of those that changed after `since_ts`.
 
         Schemas are read before the progress: a table that can be read up to a timestamp is then known, and
         so is every other that existed by then.
@@ -245,25 +263,54 @@ class FlightService:
         ddl_ts = min(schemas.last_ddl_ts(), upto_ts)  # one that resolved in between is told next time
         histories: dict[int, Any] = {}
         for table_id in sorted(schemas.known_ids()) if ddl_ts > since_ts else ():
-            versions = schemas.versions(table_id, 0, upto_ts)
+            versions = self._versions(table_id, upto_ts)
+            if not versions:  # it was created after `upto_ts`, and is told next time
+                continue
             ends = schemas.ends(table_id, 0, upto_ts)
             changed = max([version.since_ts for version in versions] + ends) > since_ts
-            names = {(version.database, version.table.name) for version in versions}
             if changed and any(
-                patterns.matches(*name) and matches_patterns(*name, self._captured) for name in names
+                matches_patterns(*name, self._captured) for name in _matching_names(patterns, versions)
             ):
                 facts = [version.as_fact() for version in versions]
                 histories[table_id] = {"versions": facts, "ends": ends}
         return {
             "resolved_ts": upto_ts,
             "ddl_ts": ddl_ts,
-            "progress": self._progress(),
+            "progress": self._progress(self._find_matching(patterns, ddl_ts, upto_ts)),
             "histories": histories,
         }
 
-    def _progress(self) -> Mapping[str, list[int]]:
+    def _versions(self, table_id: int, upto_ts: int) -> list[SchemaVersion]:
+        """Return the schema versions of a table up to a timestamp; none when it was not there by then."""
+        try:
+            return self._store.schemas.versions(table_id, 0, upto_ts)
+        except Unavailable:
+            return []
+
+    def _find_matching(self, patterns: TablePatterns, ddl_ts: int, upto_ts: int) -> list[int]:
+        """Return the tables of this capture that ever had a matching name, or whose name is not known.
+
+        Names are compared again only after a DDL, however often a reader asks.
+        """
+        key = tuple(patterns.patterns)
+        with self._lock:
+            known = self._matching.pop(key, None)
+        if known is None or known.ddl_ts != ddl_ts:
+            known = _Matching(ddl_ts)
+        own = sorted(self._store.tables())
+        for table_id in own:
+            if table_id not in known.matches:
+                versions = self._versions(table_id, upto_ts)
+                known.matches[table_id] = not versions or bool(_matching_names(patterns, versions))
+        with self._lock:
+            self._matching[key] = known
+            while len(self._matching) > _PATTERNS_MAX:
+                del self._matching[next(iter(self._matching))]
+        return [table_id for table_id in own if known.matches[table_id]]
+
+    def _progress(self, table_ids: Sequence[int]) -> Mapping[str, list[int]]:
         found = []
-        for table_id in sorted(self._store.tables()):
+        for table_id in table_ids:
             with suppress(Unavailable):  # the table was given up meanwhile
                 found.append(self._reader.progress(table_id))
         return {column.name: [getattr(of, column.name) for of in found] for column in fields(CaptureProgress)}

@@ -74,7 +74,8 @@ class FlightReader:
         return _progress_of_all(json.loads(self.run_action("progress", b"", timeout_s=timeout_s)))
 
     def catalog(self, patterns: Sequence[str], since_ts: int) -> CaptureCatalog:
-        """Return the tables whose names match patterns and changed after `since_ts`, and all progress.
+        """Return the tables whose names match patterns and changed after `since_ts`, and the progress of
+        those that match.
 
         Raises Invalid, with the remedy, when the capture is of a release that cannot answer.
         """
