@@ -8,7 +8,7 @@ import gc
 import heapq
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.clock import SYSTEM
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
-from penstock.spark.labels import labelled_jobs
+from penstock.spark.labels import interrupt_jobs, labelled_jobs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +51,7 @@ Progress = Callable[[int, int], None]
 _JOBS = 16  # Spark jobs among which all tasks are divided: progress comes in such steps
 _JOBS_AT_ONCE = 8  # so that the last task of a job does not keep other jobs waiting
 _TASKS_MIN = 4  # of one Spark job
+_INTERRUPT_S = 1.0  # between two interrupts of the jobs of a call that failed
 _NAMES = ["number", "answer"]
 _SCHEMA = "number long, answer binary"
 
@@ -67,7 +68,8 @@ def run_on_executors(
 ) -> list[R_co]:
     """Run every work as a task of its own; return the answers in the order of `works`.
 
-    Raises the PenstockError that a task raised, after the jobs in flight have ended.
+    Raises the PenstockError that a task raised. The jobs in flight are ended before, on the cluster too;
+    also when the caller is interrupted.
     """
     from pyspark import inheritable_thread_target
 
@@ -75,10 +77,11 @@ def run_on_executors(
     size = max(_TASKS_MIN, -(-len(works) // _JOBS))
     parts = [works[start : start + size] for start in range(0, len(works), size)]
     answers: list[list[R_co]] = [[] for _ in parts]
+    tag = f"penstock-{SYSTEM.unique_id()}"
     report(0, len(works))
     with ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-spark-job") as pool:
         job = inheritable_thread_target(spark)(_run_job)  # jobs keep this thread's pool and tags
-        running = {pool.submit(job, spark, part): number for number, part in enumerate(parts)}
+        running = {pool.submit(job, spark, part, tag): number for number, part in enumerate(parts)}
         done = 0
         try:
             for future in as_completed(running):
@@ -88,11 +91,14 @@ def run_on_executors(
                 report(done, len(works))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            while under_way := [future for future in running if not future.done()]:
+                interrupt_jobs(spark, tag)  # again for a job that had not begun
+                wait(under_way, timeout=_INTERRUPT_S)
             raise
     return [answer for part in answers for answer in part]
 
 
-def _run_job(spark: "SparkSession", works: Sequence[Work[R_co]]) -> list[R_co]:
+def _run_job(spark: "SparkSession", works: Sequence[Work[R_co]], tag: str) -> list[R_co]:
     """Run one Spark job with a task for each work."""
     shipped = tuple(works)
 
@@ -108,7 +114,6 @@ def _run_job(spark: "SparkSession", works: Sequence[Work[R_co]]) -> list[R_co]:
                     [pa.array([number]), pa.array([answer], pa.binary())], _NAMES
                 )
 
-    tag = f"penstock-{SYSTEM.unique_id()}"
     what = f"{type(shipped[0]).__name__} of Penstock"
     with translate_spark_errors(), labelled_jobs(spark, what, tag=tag):
         table = spark.range(0, len(shipped), 1, len(shipped)).mapInArrow(run, _SCHEMA).toArrow()

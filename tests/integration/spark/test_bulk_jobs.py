@@ -1,5 +1,7 @@
 """Reads from the key-value store, loads, merges and verification on a Spark session, against a real store."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -315,3 +317,43 @@ def test_a_load_goes_on_after_its_driver_was_killed(spark: SparkSession, world: 
     expected = pa.Table.from_pylist(world.rows("killed", at_ts=report.ts))
     assert expected.num_rows == 400
     assert verify_table(spark, world.settings, "shop.killed").same
+
+
+@dataclass(frozen=True)
+class Endless:
+    """A task that says that it runs, and then does not end by itself."""
+
+    running: str
+
+    def run(self) -> None:
+        from penstock.clock import SYSTEM
+
+        Path(self.running).touch()
+        SYSTEM.pause(3600.0)
+
+
+class StoppedError(Exception):
+    """What a caller is interrupted with."""
+
+
+def test_a_call_that_is_interrupted_ends_its_jobs_on_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    running = tmp_path / "running"
+
+    def stop(*_: object) -> None:
+        raise StoppedError
+
+    def interrupt() -> None:
+        while not running.exists():
+            SYSTEM.pause(0.05)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    try:
+        with pytest.raises(StoppedError):
+            run_on_executors(spark, [Endless(str(running))] * 32)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        interrupting.join()
+    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
