@@ -106,6 +106,8 @@ class MicroBatchReader(DataSourceStreamReader, ABC):
     """Plans micro-batches in one process for as long as the query runs; executors read them."""
 
     def __init__(self, options: "SourceOptions", schema: "StructType", *, parallelism: Parallelism) -> None:
+        if ADMISSION is None:
+            _warn_of_one_batch(options)
         self._options = options
         self._schema = schema
         self._parallelism = parallelism
@@ -476,6 +478,20 @@ def open_stream(open_read: "Callable[[], TableRead]", schema: "StructType") -> D
         return STREAM_READER(read.options, schema, read.declare(), parallelism=read.parallelism)
     except PenstockError as error:
         return RefusedStreamReader(error)
+
+
+_warned_of_one_batch = False
+
+
+def _warn_of_one_batch(options: "SourceOptions") -> None:
+    """Say once what Spark 4.1 makes of limits: it tells no source which trigger a query has."""
+    global _warned_of_one_batch  # noqa: PLW0603 - it is about the process
+    if not _warned_of_one_batch and (options.max_rows_per_trigger or options.max_bytes_per_trigger):
+        _warned_of_one_batch = True
+        _log.warning(
+            "with maxRowsPerTrigger or maxBytesPerTrigger, Spark 4.1 ends availableNow and once after one"
+            " limited batch; leave the limits out, or use Spark 4.2"
+        )
 
 
 class _Watch(NamedTuple):

@@ -137,6 +137,19 @@ def test_an_idle_trigger_asks_the_capture_once_and_storage_nothing(idle: Idle, k
     assert idle.ask(reader), "so do changes in a partition that came"
 
 
+@pytest.mark.skipif(HAS_ADMISSION, reason="from Spark 4.2 on availableNow has as many batches as it needs")
+def test_limits_that_end_a_run_early_are_said_once(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.spark.stream._warned_of_one_batch", False)
+    idle.many_tables()
+    assert not caplog.text
+    idle.given["maxRowsPerTrigger"] = "10"
+    idle.many_tables()
+    idle.one_table()
+    assert caplog.text.count("ends availableNow and once after one limited batch") == 1
+
+
 @pytest.mark.parametrize("kind", ["one_table", "many_tables"])
 def test_a_stream_waits_for_its_only_capture(
     idle: Idle, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
