@@ -1,4 +1,6 @@
-"""How many tasks run at once: asked for each job, because executors come and go.
+"""How many tasks run at once, and how work gets a task for each of its pieces.
+
+The number of tasks is asked for each job, because executors come and go.
 
 Code in the driver asks the session. Reads are planned in processes that Spark starts beside the driver, which
 cannot ask it: there a thread of the driver asks, and keeps the answer in a file that those processes read.
@@ -7,21 +9,25 @@ cannot ask it: there a thread of the driver asks, and keeps the answer in a file
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
 
 from penstock.spark.jvm import find_context, parse_master
 from penstock.spark.tasks import Parallelism
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["default_parallelism", "keep_parallelism", "reachable_tasks"]
+__all__ = ["default_parallelism", "keep_parallelism", "reachable_tasks", "work_frame", "work_session"]
 
 _GIVEN = "spark.default.parallelism"
+_LEAF = "spark.sql.leafNodeDefaultParallelism"
+_LEAF_TASKS = 1 << 20  # no frame of work has so many rows
 _REACHABLE_MAX = 1024
 _ASK_S = 2.0
 """Seconds between the questions of the thread; Spark itself waits one second before it asks for executors."""
@@ -53,6 +59,51 @@ def default_parallelism(spark: "SparkSession") -> int:
         return max(context.defaultParallelism, reachable_tasks(spark.conf.get))
     given = spark.conf.get(_GIVEN, None)
     return int(given) if given else os.cpu_count() or 1
+
+
+_work_sessions: "weakref.WeakKeyDictionary[SparkSession, SparkSession]" = weakref.WeakKeyDictionary()
+
+
+def work_session(spark: "SparkSession") -> "SparkSession":
+    """Return a session of our own on the same context, where a frame has a task for each of its rows.
+
+    Spark would divide the rows of a small frame among as many tasks as run now. The configuration that says
+    so belongs to a session, and that of the user stays as it is. Frames of this session are for our jobs
+    only. On Spark Connect it is the session itself: tags of jobs belong to a session there.
+    """
+    if find_context(spark) is None:
+        return spark
+    with _lock:
+        own = _work_sessions.get(spark)
+        if own is None:
+            own = spark.newSession()
+            own.conf.set(_LEAF, _LEAF_TASKS)
+            _work_sessions[spark] = own
+        return own
+
+
+def work_frame(spark: "SparkSession", packed: Sequence[bytes]) -> "DataFrame":
+    """Return a frame of the column `work`, with a row and a task for each piece of work.
+
+    Tasks start in the order of the rows. In a `work_session` that needs no shuffle, however many there are.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    # A batch for each row: a frame that is too large for a plan has a task for each batch.
+    rows = pa.table({"work": pa.array(packed, pa.binary()), "task": pa.array(range(len(packed)), pa.int32())})
+    frame = spark.createDataFrame(pa.Table.from_batches(rows.to_batches(max_chunksize=1), rows.schema))
+    if len(packed) > _leaf_tasks(spark):
+        frame = frame.repartitionById(len(packed), F.col("task"))
+    return frame.select("work")
+
+
+def _leaf_tasks(spark: "SparkSession") -> int:
+    """Return among how many tasks Spark divides the rows of a small frame, at most."""
+    given = spark.conf.get(_LEAF, None)
+    if given is not None:
+        return int(given)
+    context = find_context(spark)
+    return context.defaultParallelism if context is not None else 1  # what Connect's server has is not known
 
 
 _kept: "weakref.WeakKeyDictionary[SparkContext, Parallelism]" = weakref.WeakKeyDictionary()

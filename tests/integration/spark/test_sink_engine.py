@@ -1,5 +1,6 @@
 """The sink's jobs on Spark: the chunks and files that one process would make, whatever executors do."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,17 @@ from pyspark.sql import SparkSession
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import encode_part
 from penstock.changefeeds.engines.engine import Chunk, DirectFile, EncodeWork, FileWork
-from penstock.changefeeds.engines.rounds import warm_up
+from penstock.changefeeds.engines.rounds import LARGE_BYTES, warm_up
 from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changes.limits import ReadLimit
 from penstock.errors import Unavailable
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.follow.slices import Position, Slice, SliceRange, TableSpan, plan_slice
 from penstock.object_storage import StorageRef
+from penstock.spark.parallelism import work_frame, work_session
+from support.gate import Gate, GatedStorage
 from support.itemtables import item, item_table
+from support.loadedworld import until
 from support.rowcounts import RowCounts
 from support.servedworld import ServedWorld
 from support.tableworld import START
@@ -142,6 +146,50 @@ async def test_a_file_made_of_slices_counts_its_rows_at_every_stage(
     assert refused.failure is not None
     assert on_spark.new == {"read": CHANGES, "encode": made.rows, "write": made.rows}
     assert local.new == {}
+    await engine.close()
+
+
+def test_each_piece_of_work_is_a_task_of_its_own(spark: SparkSession) -> None:
+    def number_tasks(batches):
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        for batch in batches:
+            task = TaskContext.get().partitionId()
+            yield pa.record_batch(
+                {"work": batch.column(0), "task": pa.array([task] * len(batch), pa.int32())}
+            )
+
+    pieces = [b"0", b"1", b"2", b"3", b"4"]
+    for session in (work_session(spark), spark):
+        frame = work_frame(session, pieces).mapInArrow(number_tasks, "work binary, task int")
+        assert sorted(map(tuple, frame.collect())) == [(piece, int(piece)) for piece in pieces]
+    assert work_session(spark) is work_session(spark)
+    assert spark.conf.get("spark.sql.leafNodeDefaultParallelism", None) is None
+
+
+async def test_files_of_a_train_are_made_side_by_side_in_their_order(
+    spark: SparkSession, world: ServedWorld, tmp_path: Path
+) -> None:
+    (tmp_path / "gate").mkdir()
+    gate = Gate(tmp_path / "gate")
+    target = GatedStorage(f"file://{tmp_path}/remote", gate=gate, after="create")
+    engine = SparkEngine(spark, target)
+    work = halves(world)
+    names = [f"d{number}" for number in range(4)]
+    paths = [file_of(name).data_path for name in names]
+    files = [file_of(name, after=before) for name, before in zip(names, ["", *paths], strict=False)]
+    making = [
+        asyncio.create_task(engine.make_file(DirectFile(file, (work[0],), LARGE_BYTES))) for file in files
+    ]
+    try:  # the second file is put while the task of the first one waits behind its own
+        await asyncio.to_thread(until, lambda: len(gate.waiting()) == 2, "two files are not made at once")
+        assert [name for name in target.open().names("") if name in paths] == paths[:2]
+    finally:
+        gate.open()
+    made = await asyncio.gather(*making)
+    assert [result.failure for result in made] == [None] * 4
+    assert [name for name in target.open().names("") if name in paths] == paths
     await engine.close()
 
 

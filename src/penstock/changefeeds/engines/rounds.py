@@ -34,7 +34,7 @@ from penstock.eventloop import call_in_thread
 from penstock.object_storage import ObjectStorage, StorageRef
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
 from penstock.spark.labels import interrupt_jobs, labelled_jobs
-from penstock.spark.parallelism import default_parallelism
+from penstock.spark.parallelism import default_parallelism, work_frame, work_session
 from penstock.spark.tasks import begin_task, spread
 
 if TYPE_CHECKING:
@@ -421,8 +421,7 @@ def warm_up(spark: "SparkSession") -> None:
 
 def _run_packed(spark: "SparkSession", packed: Sequence[bytes]) -> list[TaskResult]:
     """Run one job of pickled tasks; return the results of all."""
-    work = pa.table({"work": pa.array(packed, pa.binary())})
-    answers = spark.createDataFrame(work).mapInArrow(run_tasks, _ANSWER).toArrow()
+    answers = work_frame(work_session(spark), packed).mapInArrow(run_tasks, _ANSWER).toArrow()
     # Pickled by our own executors.
     return [
         result

@@ -42,7 +42,7 @@ from penstock.follow.slices import Phase, Position
 from penstock.object_storage import StorageRef
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
 from penstock.spark.labels import interrupt_jobs, labelled_jobs
-from penstock.spark.parallelism import default_parallelism
+from penstock.spark.parallelism import default_parallelism, work_frame, work_session
 from penstock.spark.tasks import begin_task, spread
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class SparkEngine:
         # Spark keeps equal frames once: the name of the segment keeps that of another engine apart.
         name = f"{self._id}/{segment}"
         packed = [pickle.dumps((name, task, parts)) for task, parts in enumerate(tasks)]
-        frame = self._spark.createDataFrame(pa.table({"work": pa.array(packed, pa.binary())}))
+        frame = work_frame(work_session(self._spark), packed)
         frame = frame.mapInArrow(_encode_rows, CHUNK_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
         self._segments[segment] = frame
         try:

@@ -35,7 +35,7 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.iteration.ordering import BatchProjection, ConsumerBatch, iter_in_order
 from penstock.spark.errors import first_line, translate_spark_errors
 from penstock.spark.labels import interrupt_jobs, labelled_jobs
-from penstock.spark.parallelism import default_parallelism
+from penstock.spark.parallelism import default_parallelism, work_frame, work_session
 from penstock.spark.tasks import begin_task, spread
 
 if TYPE_CHECKING:
@@ -381,8 +381,7 @@ def run_tasks(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]"
 
 
 def _run_packed(spark: "SparkSession", packed: Sequence[bytes]) -> list[TaskAnswer]:
-    work = pa.table({"work": pa.array(packed, pa.binary())})
-    answers = spark.createDataFrame(work).mapInArrow(run_tasks, _ANSWER).toArrow()
+    answers = work_frame(work_session(spark), packed).mapInArrow(run_tasks, _ANSWER).toArrow()
     # Pickled by our own executors.
     return [pickle.loads(answer) for answer in answers.column(0).to_pylist()]  # noqa: S301 - see above
 

@@ -180,18 +180,15 @@ def _open_frame(
 ) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    from penstock.spark.parallelism import default_parallelism
+    from penstock.spark.parallelism import work_frame
 
     keys = key_names(frame_columns.schema.table)
     if not plan.parts:
         return spark.createDataFrame(pa.Table.from_batches([], net_schema(frame_columns.columns)), declared)
     # Work travels as rows, and the functions are always the same: so are the plans of a table's frames.
     packed = [pickle.dumps(_FrameWork(part, frame_columns, declared, plan.distinct)) for part in plan.parts]
-    numbered = {"work": pa.array(packed, pa.binary()), "task": pa.array(range(len(packed)), pa.int32())}
-    work = spark.createDataFrame(pa.table(numbered))
-    if len(packed) > default_parallelism(spark):  # Spark would put several into one task
-        work = work.repartitionById(len(packed), F.col("task"))
-    frame = work.select("work").mapInArrow(_read_parts, declared)
+    # In the user's session: consumers join the frame with frames of theirs.
+    frame = work_frame(spark, packed).mapInArrow(_read_parts, declared)
     if plan.distinct or len(packed) == 1:
         return frame
     by_key = frame.repartition(len(packed), *(F.col(quote_name(name)) for name in keys))
