@@ -11,7 +11,7 @@ update are never cut apart.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, pairwise
 from typing import TypeVar
 
@@ -33,7 +33,7 @@ from penstock.changefeeds.codecs.row_changes import (
     take_cells,
 )
 from penstock.changefeeds.codecs.row_filter import RowFilter
-from penstock.changefeeds.engines.engine import Traced
+from penstock.changefeeds.engines.engine import ENCODE, READ, Traced
 from penstock.changes import ChangeBatch, ChangesPartition, Hint
 from penstock.columnar.text_lines import Ints
 from penstock.errors import Unavailable
@@ -41,7 +41,7 @@ from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE
 from penstock.follow.slices import Phase, Position, Slice
 
-__all__ = ["EncodedChunk", "encode_part", "retry_when_moved"]
+__all__ = ["EncodedChunk", "OnStep", "encode_part", "ignore_step", "retry_when_moved"]
 
 
 HELD_BYTES_MAX = 256 * 1024 * 1024
@@ -65,15 +65,25 @@ class EncodedChunk:
     traced: Traced = ()
 
 
+OnStep = Callable[[str], None]
+"""Takes the step that begins, or goes on."""
+
+
+def ignore_step(step: str) -> None:
+    """Do nothing: nobody waits."""
+
+
 def encode_part(
     slice_: Slice,
     number: int,
     options: EncoderOptions,
     on_read: Callable[[int], None] | None = None,
+    on_step: OnStep = ignore_step,
 ) -> Iterator[EncodedChunk]:
     """Yield the chunks of part `number` of a slice, in order; none when the filter leaves no row.
 
     `on_read` is called at the end, with the rows that were read, also those that the filter left out.
+    `on_step` is called whenever rows were read or encoded; what it raises ends the work.
 
     The same slice gives the same chunks. Together the chunks of all parts are the changes of the slice.
     Raises what reading changes raises (Unavailable, StaleRead, Corrupt), and Invalid for options that do not
@@ -89,9 +99,14 @@ def encode_part(
     )
     chunks = _ChunkBuilder(_Bounds(slice_, part), encoder_of(slice_.schema, options), options)
     rows_read = 0
-    for changes, whole in PartRows(part, pairing, slice_.start, slice_.end).changes():
+    on_step(READ)
+    for changes, whole in PartRows(part, pairing, slice_.start, slice_.end, on_step=on_step).changes():
         rows_read += len(changes) + changes.left_out
-        yield from chunks.add(changes, whole=whole)
+        on_step(ENCODE)
+        for chunk in chunks.add(changes, whole=whole):
+            yield chunk
+            on_step(ENCODE)
+        on_step(READ)
     yield from chunks.end()
     if on_read is not None:
         on_read(rows_read)
@@ -129,6 +144,7 @@ class PartRows:
     after: Position
     upto: Position | None = None
     held_bytes_max: int = HELD_BYTES_MAX
+    on_step: OnStep = field(default=ignore_step, kw_only=True)
 
     @property
     def is_snapshot(self) -> bool:
@@ -141,6 +157,7 @@ class PartRows:
             waiting: list[ChangeBatch] = []
             held = 0
             for batch in batches:
+                self.on_step(READ)
                 waiting.append(batch)
                 held += batch.data.nbytes + batch.tombstones.nbytes
                 if batch.hint is Hint.TAIL_DONE:
@@ -166,6 +183,7 @@ class PartRows:
         """
         sample = _HandleSample()
         for batch in chain(begun, rest):
+            self.on_step(READ)
             sample.add(batch)
             if batch.hint is Hint.TAIL_DONE:
                 break
@@ -182,6 +200,7 @@ class PartRows:
         last: RowChanges | None = None  # the last one with changes ends the commit, so it waits for the next
         left_out = 0
         for part, phase in passes:
+            self.on_step(READ)
             with part.collect() as batches:
                 changes = self._pair(list(batches))
             if phase is not Phase.REST:  # which reads the same changes as the pass before it

@@ -12,6 +12,9 @@ from penstock.follow.slices import Position, Slice
 Traced = tuple[tuple[int, int], ...]
 """The commit timestamps of traced transactions, and how many rows of each there are."""
 
+READ, ENCODE, PUT = "read rows", "encode rows", "put the file"
+"""The steps of making a file, as the one that makes it tells them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -12,8 +12,21 @@ from functools import partial
 
 from penstock.changefeeds.codecs.encoder import encoder_of
 from penstock.changefeeds.codecs.parquet import parquet_file
-from penstock.changefeeds.engines.encode import EncodedChunk, encode_part, retry_when_moved
-from penstock.changefeeds.engines.engine import DirectFile, DirectResult, EncodeWork, FileWork, WriteResult
+from penstock.changefeeds.engines.encode import (
+    EncodedChunk,
+    OnStep,
+    encode_part,
+    ignore_step,
+    retry_when_moved,
+)
+from penstock.changefeeds.engines.engine import (
+    PUT,
+    DirectFile,
+    DirectResult,
+    EncodeWork,
+    FileWork,
+    WriteResult,
+)
 from penstock.errors import Corrupt, PenstockError
 from penstock.object_storage import ObjectStorage, StorageRef
 
@@ -24,28 +37,36 @@ Payloads = Callable[[FileWork], Iterable[bytes]]
 
 
 def make_file(
-    direct: DirectFile, target: StorageRef, turn: Callable[[FileWork, ObjectStorage], None] | None = None
+    direct: DirectFile,
+    target: StorageRef,
+    turn: Callable[[FileWork, ObjectStorage], None] | None = None,
+    on_step: OnStep = ignore_step,
 ) -> DirectResult:
     """Read, encode and write a file; a filter that leaves no row leaves no file, unless one is asked for.
 
-    `turn` is called when the file is encoded, and returns when it may be put. A PenstockError is returned in
-    the result: another file of the same task is not affected by it.
+    `turn` is called when the file is encoded, and returns when it may be put. `on_step` is called again and
+    again with the step that comes next; what it raises ends the work, and the file is not put. A
+    PenstockError is returned in the result: another file of the same task is not affected by it.
     """
     try:
-        return _make_file(direct, target.open(), turn)
+        return _make_file(direct, target.open(), turn, on_step)
     except PenstockError as error:
         return DirectResult(failure=error)
 
 
 def _make_file(
-    direct: DirectFile, storage: ObjectStorage, turn: Callable[[FileWork, ObjectStorage], None] | None
+    direct: DirectFile,
+    storage: ObjectStorage,
+    turn: Callable[[FileWork, ObjectStorage], None] | None,
+    on_step: OnStep,
 ) -> DirectResult:
     read: list[int] = []
-    chunks = [chunk for work in direct.work for chunk in encode_slice(work, read.append)]
+    chunks = [chunk for work in direct.work for chunk in encode_slice(work, read.append, on_step)]
     if not chunks and not direct.file.blank:
         return DirectResult(rows_read=sum(read))
     if turn is not None:
         turn(direct.file, storage)
+    on_step(PUT)
     payloads = [chunk.payload for chunk in chunks]
     if not payloads:
         work = direct.work[0]
@@ -60,13 +81,15 @@ def _make_file(
     )
 
 
-def encode_slice(work: EncodeWork, on_read: Callable[[int], None]) -> Iterator[EncodedChunk]:
-    """Yield the chunks of all parts of a slice, in order. Raises as `encode_part`.
+def encode_slice(
+    work: EncodeWork, on_read: Callable[[int], None], on_step: OnStep = ignore_step
+) -> Iterator[EncodedChunk]:
+    """Yield the chunks of all parts of a slice, in order. Raises as `encode_part`, and what `on_step` raises.
 
     `on_read` is called once for each part, with the rows that were read.
     """
     for number in range(len(work.slice.parts)):
-        yield from retry_when_moved(partial(encode_part, work.slice, number, work.options, on_read))
+        yield from retry_when_moved(partial(encode_part, work.slice, number, work.options, on_read, on_step))
 
 
 def write_files(

@@ -3,7 +3,7 @@
 A round has one stage. Its work travels as rows of a small frame, so the plan is the same each time. A task
 reads, encodes and writes its files with some threads. A file does not wait for others that are slower: each
 lane has rounds of its own, and a dispatcher's next file goes into the lane that its last one was fit for. A
-task leaves files unfinished when none of its files has ended for a while; they are made again in the next
+task leaves files unfinished when none of its files has gone on for a while; they are made again in the next
 lane.
 
 Files of one dispatcher that are large are made at the same time, by the tasks of one job, which start in
@@ -17,17 +17,20 @@ import asyncio
 import logging
 import pickle
 import sys
+import threading
 import traceback
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from penstock.changefeeds.engines.engine import DirectFile, DirectResult, FileWork
+from penstock.changefeeds.engines.engine import PUT, DirectFile, DirectResult, FileWork
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventloop import call_in_thread
@@ -49,7 +52,10 @@ _ROUND_BYTES = 64 * 1024 * 1024
 _TASK_BYTES = 1024 * 1024
 _GATHER_S = 0.05  # for which the first file of a round waits for others
 _TRIES_MAX = 4
-_TRAIN_PER_CORE = 2  # files of one dispatcher in a job: the next one starts when all of them are there
+_FEW_CORES = 2
+_FAST_S = 0.5  # a file that takes longer keeps the others of its round waiting
+_TIMES_MEDIAN = 3  # so many times the median of its round
+_TURN_WAIT_S = 2.0  # at least, for a file that is not the next one
 _TURN_POLL_S = 0.02  # between looks for the file before, at first
 _TURN_POLL_S_MAX = 0.5
 _CANCEL_S = 1.0  # for a job to end by itself after its call was cancelled, and then between interrupts
@@ -72,7 +78,9 @@ class LaneRules:
     """How the rounds of a lane are made.
 
     A task has `threads`, which is also the number of files for which one task is enough: their requests
-    overlap. It waits for `patience_s` without the end of any file. Of `cores`, a job uses `share`.
+    overlap. It waits for `patience_s` in which no file goes on. With `prompt_s` it waits less, once files
+    have ended: a few times their median, and at least so long, for the end of another one. Of `cores`, a job
+    uses `share`.
     """
 
     patience_s: float
@@ -80,6 +88,7 @@ class LaneRules:
     jobs: int
     share: float = 0.0
     files: int = _ROUND_FILES
+    prompt_s: float = 0.0
 
     def tasks(self, cores: int) -> int:
         """Return how many tasks a job has at most."""
@@ -87,7 +96,7 @@ class LaneRules:
 
 
 _LANES = {
-    Lane.FAST: LaneRules(2.0, threads=8, jobs=2, share=1.0),
+    Lane.FAST: LaneRules(2.0, threads=8, jobs=2, share=1.0, prompt_s=0.2),
     # The last job of these is for an account that has none.
     Lane.SLOW: LaneRules(10.0, threads=32, jobs=2, share=0.5),
     Lane.STUCK: LaneRules(30.0, threads=32, jobs=2),
@@ -106,6 +115,11 @@ class RoundFile:
     direct: DirectFile
     tries: int = 0
     cancelled: bool = False
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a task makes it alone."""
+        return self.direct.weight >= LARGE_BYTES
 
     @property
     def place(self) -> tuple[str, str]:
@@ -137,6 +151,8 @@ class RoundQueue:
     A file that comes after another of its dispatcher goes into the same job as that one, behind it, or into a
     job after that one has ended. So a task waits only for tasks that started before it.
 
+    Large files leave a core to the others, and are large once only: a second try is among those that hang.
+
     Tasks of files that are not fast hold a core for long. So an account that has some leaves the last job of
     the lane to others, and once there are several accounts it leaves a core to them.
     """
@@ -145,6 +161,7 @@ class RoundQueue:
         self._waiting: dict[Lane, OrderedDict[str, deque[RoundFile]]] = {lane: OrderedDict() for lane in Lane}
         self._lanes: OrderedDict[str, Lane] = OrderedDict()  # of dispatchers that are not fast
         self._running = dict.fromkeys(Lane, 0)  # jobs
+        self._large_tasks = 0  # of the jobs that run
         self._held: Counter[str] = Counter()  # tasks of files that are not fast, by account
         self._accounts: set[str] = set()  # all that have come
         self._unfinished: set[tuple[str, str]] = set()  # keys and paths of files that wait or are made
@@ -177,28 +194,41 @@ class RoundQueue:
             self.add(follower)
 
     def _lane_of(self, file: RoundFile) -> Lane:
-        if file.direct.weight >= LARGE_BYTES:
-            return Lane.LARGE
-        return Lane(min(Lane.STUCK, max(file.tries, self._lanes.get(file.key, Lane.FAST))))
+        known = self._lanes.get(file.key, Lane.FAST)
+        if file.is_large:
+            return Lane.STUCK if file.tries or known is Lane.STUCK else Lane.LARGE
+        return Lane(min(Lane.STUCK, max(file.tries, known)))
 
     def take(self, cores: int) -> Round | None:
         """Return the next job; None when nothing waits, or enough jobs run."""
         for lane, rules in _LANES.items():
-            if self._running[lane] >= rules.jobs:
+            slots = self._large_slots(cores) if lane is Lane.LARGE else 1
+            if self._running[lane] >= rules.jobs or slots <= 0:
                 continue
             files = self._take_allowed(lane, cores)
             if files and lane is Lane.LARGE:
-                return self._begin(tuple((file,) for file in self._take_train(files[0], cores)), lane)
+                return self._begin(tuple((file,) for file in self._take_train(files[0], slots, cores)), lane)
             if files:
                 nbytes = sum(file.direct.weight for file in files)
                 tasks = max(-(-len(files) // rules.threads), nbytes // _TASK_BYTES)
                 return self._begin(spread(files, min(tasks, rules.tasks(cores)), weight=_weight), lane)
         return None
 
+    def _large_slots(self, cores: int) -> int:
+        """Return how many tasks with large files may begin.
+
+        One core is left to the others. Where that would be half of all, it is left while there are others.
+        """
+        small = any(self._waiting[lane] or self._running[lane] for lane in Lane if lane is not Lane.LARGE)
+        slots = cores if cores <= _FEW_CORES and not small else max(1, cores - 1)
+        return slots - self._large_tasks
+
     def _begin(self, tasks: tuple[tuple[RoundFile, ...], ...], lane: Lane) -> Round:
         round_ = Round(tasks, lane)
         self._running[lane] += 1
         self._held.update(_holders(round_))
+        if lane is Lane.LARGE:
+            self._large_tasks += len(tasks)
         return round_
 
     def _take_allowed(self, lane: Lane, cores: int) -> list[RoundFile]:
@@ -222,8 +252,11 @@ class RoundQueue:
         return room > 0 and self._running[lane] < _LANES[lane].jobs - 1
 
     def _room(self, account: str, cores: int) -> int:
-        """Return how many more tasks that hold a core an account may have."""
-        return max(1, cores - 1) - self._held[account] if len(self._accounts) > 1 else sys.maxsize
+        """Return how many more tasks that hold a core an account may have.
+
+        Of several accounts each leaves a core to small files, and one to the others.
+        """
+        return max(1, cores - 2) - self._held[account] if len(self._accounts) > 1 else sys.maxsize
 
     def _take_files(self, lane: Lane, count_max: int) -> list[RoundFile]:
         """Take files in turns of the accounts, so that none of them fills a round alone while others wait.
@@ -248,13 +281,13 @@ class RoundQueue:
                     accounts.setdefault(account, deque()).append(self._behind.pop(file.place))
         return files
 
-    def _take_train(self, first: RoundFile, cores: int) -> list[RoundFile]:
+    def _take_train(self, first: RoundFile, slots: int, cores: int) -> list[RoundFile]:
         """Take the files that come after one, each with a task of its own; tasks start in order."""
         train = [first]
-        length = min(_TRAIN_PER_CORE * cores, self._room(first.account, cores))
+        length = min(slots, self._room(first.account, cores))
         while len(train) < length:
             follower = self._behind.get(train[-1].place)
-            if follower is None or follower.cancelled or follower.direct.weight < LARGE_BYTES:
+            if follower is None or follower.cancelled or self._lane_of(follower) is not Lane.LARGE:
                 break
             train.append(self._behind.pop(train[-1].place))
         return train
@@ -265,14 +298,20 @@ class RoundQueue:
         """End a job whose files took so many seconds. Queue its unfinished files again."""
         self._running[round_.lane] -= 1
         self._held.subtract(_holders(round_))
-        for file in round_.files if round_.lane is not Lane.LARGE else ():
-            lane = _fit_lane(seconds.get(file, 0.0))
-            self._lanes.pop(file.key, None)
+        if round_.lane is Lane.LARGE:
+            self._large_tasks -= len(round_.tasks)
+        again = set(unfinished)
+        fit: dict[str, Lane] = {}  # by dispatcher, what the slowest of its files was fit for
+        for file in round_.files:
+            took_s = seconds.get(file, 0.0)
+            if took_s > 0:  # one that was not begun tells nothing
+                fit[file.key] = max(fit.get(file.key, Lane.FAST), _fit_lane(file, took_s, left=file in again))
+        for key, lane in fit.items():
+            self._lanes.pop(key, None)
             if lane is not Lane.FAST:
-                self._lanes[file.key] = lane
+                self._lanes[key] = lane
         while len(self._lanes) > _SLOW_MAX:
             self._lanes.popitem(last=False)
-        again = set(unfinished)
         for file in round_.files:
             if file in again:
                 self.add(file)
@@ -287,9 +326,12 @@ def _holders(round_: Round) -> Counter[str]:
     return Counter(account for task in round_.tasks for account in {file.account for file in task})
 
 
-def _fit_lane(seconds: float) -> Lane:
-    fit = (lane for lane in (Lane.FAST, Lane.SLOW) if seconds <= _LANES[lane].patience_s)
-    return next(fit, Lane.STUCK)
+def _fit_lane(file: RoundFile, seconds: float, *, left: bool) -> Lane:
+    if file.is_large:  # how long it takes is a matter of its size
+        return Lane.STUCK if left else Lane.FAST
+    if seconds <= _FAST_S:
+        return Lane.FAST
+    return Lane.SLOW if seconds <= _LANES[Lane.SLOW].patience_s else Lane.STUCK
 
 
 def _weight(file: RoundFile) -> int:
@@ -300,37 +342,66 @@ def _weight(file: RoundFile) -> int:
 class TaskResult:
     """What became of a file in a task: its result, or None when the task did not wait for it any longer.
 
-    `seconds` is how long it took or has taken; 0 when it was not begun.
+    `seconds` is how long it took or has taken; 0 when it was not begun. `step` is what a file that was left
+    was doing.
     """
 
     number: int
     result: DirectResult | None
     seconds: float
+    step: str = ""
+
+
+class _Making:
+    """A file that a thread of a task makes, and how far it is. The task says when it is given up."""
+
+    def __init__(self) -> None:
+        self.began_at: float | None = None
+        self.steps = 0
+        self.step = "begun"
+        self._given_up = threading.Event()
+
+    def go_on(self, step: str) -> None:
+        """Take note of a step; raise _GivenUpError when the task does not wait any longer."""
+        if self._given_up.is_set():
+            raise _GivenUpError
+        self.steps += 1
+        self.step = step
+
+    def give_up(self) -> None:
+        """End the thread at its next step: whoever makes the file again has the processor for itself."""
+        self._given_up.set()
 
 
 @dataclass(frozen=True)
 class RoundTask:
-    """The files of one task, each with its number in the round, and how long to wait without any progress."""
+    """The files of one task, each with its number in the round, and how its rules say to wait.
+
+    `before_that` is the path of the file that comes before the one before the task's, in a train.
+    """
 
     files: tuple[tuple[int, StorageRef, DirectFile], ...]
     patience_s: float
     threads: int
+    prompt_s: float = 0.0
+    before_that: str = ""
 
     def run(self) -> list[TaskResult]:
-        """Make the files, several at a time; return when all have ended, or none has for `patience_s`.
+        """Make the files, several at a time; return when all have ended, or none goes on for `patience_s`.
 
         A file that is left behind may still be written by its thread: whoever makes it again puts the same
         bytes under the same name. A file whose turn does not come within half of that time is not written.
         """
         from penstock.changefeeds.engines.files import make_file  # in the worker only: it loads the codecs
 
-        began_at: dict[int, float] = {}
+        making = {number: _Making() for number, _, _ in self.files}
 
         def make(number: int, target: StorageRef, direct: DirectFile) -> TaskResult:
-            at = began_at[number] = SYSTEM.monotonic()
+            one = making[number]
+            at = one.began_at = SYSTEM.monotonic()
             try:
-                result = make_file(direct, target, self._wait_for_turn)
-            except _NoTurnError:
+                result = make_file(direct, target, partial(self._wait_for_turn, began_at=at), one.go_on)
+            except (_NoTurnError, _GivenUpError):
                 return TaskResult(number, None, 0.0)
             except Exception as error:  # noqa: BLE001 - it fails its own file only
                 result = DirectResult(failure=_unexpected(direct, error))
@@ -340,23 +411,45 @@ class RoundTask:
         running = {pool.submit(make, *file): file[0] for file in self.files}
         results: list[TaskResult] = []
         while running:
-            done, _ = wait(running, timeout=self.patience_s, return_when=FIRST_COMPLETED)
-            if not done:
+            steps = self._count_steps(running.values(), making)
+            done, _ = wait(running, timeout=self._wait_s(results), return_when=FIRST_COMPLETED)
+            if not done and self._count_steps(running.values(), making) == steps:
                 break
             for future in done:
                 del running[future]
                 results.append(future.result())
         for future, number in running.items():
-            seconds = 0.0 if future.cancel() else SYSTEM.monotonic() - began_at[number]
-            results.append(TaskResult(number, None, seconds))
+            one = making[number]
+            one.give_up()
+            now = SYSTEM.monotonic()
+            seconds = 0.0 if future.cancel() else now - (one.began_at or now)
+            results.append(TaskResult(number, None, seconds, one.step))
         pool.shutdown(wait=False)
         return results
 
-    def _wait_for_turn(self, file: FileWork, storage: ObjectStorage) -> None:
-        """Return when the file before this one is on the remote, so that a reader never meets a hole."""
-        began_at, pause_s = SYSTEM.monotonic(), _TURN_POLL_S
+    def _count_steps(self, numbers: Iterable[int], making: Mapping[int, _Making]) -> int:
+        """Return what says whether files go on. Where others wait for the round, only their end counts."""
+        return 0 if self.prompt_s else sum(making[number].steps for number in numbers)
+
+    def _wait_s(self, ended: Sequence[TaskResult]) -> float:
+        """Return how long to wait for the next file."""
+        took = [result.seconds for result in ended if result.result is not None]
+        if not self.prompt_s or not took:
+            return self.patience_s
+        return min(self.patience_s, max(self.prompt_s, _TIMES_MEDIAN * median(took)))
+
+    def _wait_for_turn(self, file: FileWork, storage: ObjectStorage, *, began_at: float) -> None:
+        """Return when the file before this one is on the remote, so that a reader never meets a hole.
+
+        Only the next file of a train waits long for the one before: the others give their cores back.
+        """
+        encoded_at, pause_s = SYSTEM.monotonic(), _TURN_POLL_S
+        soon_s = max(_TURN_WAIT_S, 2 * (encoded_at - began_at))
+        is_next = not self.before_that
         while file.after and not storage.exists(file.after):
-            if SYSTEM.monotonic() - began_at > self.patience_s / 2:
+            waited_s = SYSTEM.monotonic() - encoded_at
+            is_next = is_next or storage.exists(self.before_that)
+            if waited_s > self.patience_s / 2 or (not is_next and waited_s > soon_s):
                 raise _NoTurnError
             SYSTEM.pause(pause_s)
             pause_s = min(pause_s * 1.5, _TURN_POLL_S_MAX)
@@ -366,12 +459,25 @@ class _NoTurnError(Exception):
     """The file before did not come; this one is made again when it is there."""
 
 
+class _GivenUpError(Exception):
+    """The task waits for the file no longer; it has told so, and somebody else makes it."""
+
+
 def _unexpected(direct: DirectFile, error: Exception) -> PenstockError:
     """Log where an error was raised, and return one without its words: those of a library may quote rows."""
     path, kind = direct.file.data_path, type(error).__name__
     where = "".join(traceback.format_tb(error.__traceback__))
     _log.error("a file could not be made", extra={"path": path, "error": kind, "traceback": where})
     return PenstockError(f"{path}: {kind} in a Spark task; the log of the executor says where")
+
+
+def _exhausted(file: RoundFile, last: TaskResult) -> Unavailable:
+    """Return an error that names the file, and what its last try did not get beyond."""
+    remedy = "check the remote" if last.step == PUT else "check the event store and the executors"
+    return Unavailable(
+        f"{file.direct.file.data_path} was not written in {file.tries} tries: after {last.seconds:.0f} s the"
+        f" last one was still at '{last.step}'; {remedy}"
+    )
 
 
 def run_tasks(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -447,10 +553,15 @@ class SparkJobs:
         self.cores = default_parallelism(spark)
         number = 0
         rows: list[bytes] = []
+        rules = round_.rules
+        before_that = ""  # of the first and the second file of a train there is none
         for files in round_.tasks:
             numbered = tuple((number + place, file.target, file.direct) for place, file in enumerate(files))
+            task = RoundTask(numbered, rules.patience_s, rules.threads, rules.prompt_s, before_that)
+            rows.append(pickle.dumps(task))
+            if round_.lane is Lane.LARGE and number > 0:
+                before_that = files[0].direct.file.after
             number += len(files)
-            rows.append(pickle.dumps(RoundTask(numbered, round_.rules.patience_s, round_.rules.threads)))
         first = round_.files[0]
         what = f"changefeeds: {number} files" if number > 1 else f"changefeeds: {first.direct.file.data_path}"
         account = first.account if number == 1 or round_.lane is Lane.LARGE else ""
@@ -560,8 +671,7 @@ class Rounds:
                 continue
             file.tries += task.seconds > 0
             if file.tries >= _TRIES_MAX:
-                path = file.direct.file.data_path
-                self._fail(file, Unavailable(f"{path} was not written in {file.tries} tries"))
+                self._fail(file, _exhausted(file, task))
             elif not file.cancelled:
                 unfinished.append(file)
         self._queue.finish(round_, unfinished, {files[task.number]: task.seconds for task in ended})

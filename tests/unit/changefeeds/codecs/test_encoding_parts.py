@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.changefeeds.codecs.options import EncoderOptions
-from penstock.changefeeds.engines import encode
+from penstock.changefeeds.engines import encode, files
 from penstock.changefeeds.engines.encode import EncodedChunk
+from penstock.changefeeds.engines.engine import EncodeWork
 from penstock.follow.slices import Phase, Position, TableSpan
 from penstock.tables import keys
 from support.itemtables import item, item_table
@@ -50,6 +51,28 @@ def steps(chunks: list[EncodedChunk]) -> list[tuple[str, int]]:
 
 def handle(number: int) -> bytes:
     return keys.encode_handle(number)
+
+
+def test_encoding_tells_its_steps_and_ends_at_the_one_where_it_is_stopped(worlds: Any) -> None:
+    world = worlds()
+    start = world.ts
+    for number in range(20):
+        world.commit(item("integer", number, "a"))
+    world.resolve()
+    work = EncodeWork(slice_of(world, start, world.ts), SMALL)
+    told: list[str] = []
+    whole = list(files.encode_slice(work, lambda rows: None, told.append))
+    assert (told[0], set(told)) == ("read rows", {"read rows", "encode rows"})
+    assert len(told) > len(whole) > 10
+
+    def stop(step: str) -> None:
+        if len(told) == 5:
+            raise TimeoutError(step)
+        told.append(step)
+
+    told.clear()
+    with pytest.raises(TimeoutError):
+        list(files.encode_slice(work, lambda rows: None, stop))
 
 
 def test_changes_are_in_order_of_commits_and_handles(worlds: Any) -> None:

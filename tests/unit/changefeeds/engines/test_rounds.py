@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.changefeeds.engines import files
+from penstock.changefeeds.engines import rounds as rounds_module
 from penstock.changefeeds.engines.engine import DirectFile, DirectResult, FileWork
 from penstock.changefeeds.engines.rounds import (
     LARGE_BYTES,
@@ -24,6 +25,7 @@ from penstock.changefeeds.engines.rounds import (
     RoundTask,
     TaskResult,
 )
+from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, StaleRead, Unavailable
 from penstock.object_storage import StorageRef
 
@@ -80,7 +82,7 @@ def test_a_large_file_has_a_job_of_its_own() -> None:
     assert (names(first), names(second)) == (["small"], ["large"])
 
 
-@pytest.mark.parametrize(("seconds", "lane"), [(1.0, Lane.FAST), (5.0, Lane.SLOW), (20.0, Lane.STUCK)])
+@pytest.mark.parametrize(("seconds", "lane"), [(0.4, Lane.FAST), (1.9, Lane.SLOW), (20.0, Lane.STUCK)])
 def test_the_next_file_goes_into_the_lane_that_the_last_was_fit_for(seconds: float, lane: Lane) -> None:
     queue = RoundQueue()
     queue.add(first := waiting("a"))
@@ -133,15 +135,15 @@ def test_files_of_one_account_that_hang_leave_a_job_and_a_core_to_others() -> No
     for number in range(20):
         queue.add(waiting(f"ann{number}", LARGE_BYTES, account="ann"))
     alone = _take_all(queue, cores=4)
-    assert len(alone) == 8
+    assert len(alone) == 3, "a core is left to small files"
     queue.add(waiting("bob", LARGE_BYTES, account="bob"))
-    (others,) = _take_all(queue, cores=4)
-    assert names(others) == ["bob"], "beside what runs already"
-    queue.finish(others, [], {})
-    for round_ in alone[:5]:
-        queue.finish(round_, [], {})
     assert _take_all(queue, cores=4) == [], "three of four cores are held"
-    queue.finish(alone[5], [], {})
+    queue.finish(alone[0], [], {})
+    (others,) = _take_all(queue, cores=4)
+    assert names(others) == ["bob"], "before more files of ann"
+    queue.finish(others, [], {})
+    assert _take_all(queue, cores=4) == [], "a core is left to other accounts"
+    queue.finish(alone[1], [], {})
     assert len(_take_all(queue, cores=4)) == 1
 
 
@@ -150,7 +152,7 @@ def test_a_train_of_files_takes_not_every_core_from_other_accounts() -> None:
     queue.add(waiting("bob", account="bob"))
     for file in train(9, LARGE_BYTES):
         queue.add(file)
-    assert sorted(len(round_.tasks) for round_ in _take_all(queue, cores=4)) == [1, 3]
+    assert sorted(len(round_.tasks) for round_ in _take_all(queue, cores=4)) == [1, 2]
 
 
 def test_slow_files_of_one_account_do_not_delay_those_of_another() -> None:
@@ -181,12 +183,84 @@ def test_jobs_that_run_are_limited() -> None:
         queue.add(waiting(f"small{number}"))
         if (round_ := queue.take(cores=2)) is not None:
             running.append(round_)
-    while (round_ := queue.take(cores=2)) is not None:
+    while (round_ := queue.take(cores=20)) is not None:
         running.append(round_)
     assert Counter(round_.lane for round_ in running) == {Lane.LARGE: 8, Lane.FAST: 2}
     for round_ in running:
         queue.finish(round_, [], {})
+    assert queue.take(cores=20) is not None
+
+
+@pytest.mark.parametrize(("cores", "tasks"), [(1, 1), (2, 2), (3, 2), (8, 7)])
+def test_large_files_leave_a_core_to_the_others(cores: int, tasks: int) -> None:
+    queue = RoundQueue()
+    for file in train(20, LARGE_BYTES):
+        queue.add(file)
+    for number in range(20):
+        queue.add(waiting(f"large{number}", LARGE_BYTES))
+    running = []
+    while (round_ := queue.take(cores)) is not None:
+        running.append(round_)
+    assert sum(len(round_.tasks) for round_ in running) == tasks
+    for round_ in running:
+        queue.finish(round_, [], {})
+    assert queue.take(cores) is not None
+
+
+def test_of_two_cores_large_files_have_one_while_there_are_small_ones() -> None:
+    queue = RoundQueue()
+    queue.add(waiting("small"))
+    for number in range(3):
+        queue.add(waiting(f"large{number}", LARGE_BYTES))
+    small, large = queue.take(cores=2), queue.take(cores=2)
+    assert small is not None
+    assert large is not None
+    assert (names(small), len(large.tasks), queue.take(cores=2)) == (["small"], 1, None)
+    queue.finish(small, [], {})
     assert queue.take(cores=2) is not None
+
+
+def test_a_large_file_that_was_left_is_made_among_those_that_hang() -> None:
+    queue = RoundQueue()
+    queue.add(first := waiting("a", LARGE_BYTES))
+    round_ = queue.take(cores=2)
+    assert round_ is not None
+    first.tries = 1
+    queue.finish(round_, [first], {first: 60.0})
+    again = queue.take(cores=2)
+    assert again is not None
+    assert (again.lane, again.files, queue.take(cores=2)) == (Lane.STUCK, [first], None)
+    queue.add(waiting("a", LARGE_BYTES))  # of the same dispatcher: it would hang too
+    assert queue.take(cores=2) is None
+    queue.finish(again, [], {first: 20.0})
+    after = queue.take(cores=2)
+    assert after is not None
+    assert after.lane is Lane.STUCK, "it was queued when the first one had not ended"
+    queue.finish(after, [], {after.files[0]: 20.0})
+    queue.add(waiting("a", LARGE_BYTES))
+    last = queue.take(cores=2)
+    assert last is not None
+    assert last.lane is Lane.LARGE
+
+
+def test_a_dispatcher_is_as_slow_as_the_slowest_of_its_files() -> None:
+    queue = RoundQueue()
+    files_ = train(3, 1000)
+    for file in files_:
+        queue.add(file)
+    round_ = queue.take(cores=2)
+    assert round_ is not None
+    assert len(round_.files) == 3
+    queue.finish(round_, [], {files_[0]: 8.0, files_[1]: 0.1, files_[2]: 0.0})
+    queue.add(RoundFile("d", "a", TARGET, direct("d9")))
+    again = queue.take(cores=2)
+    assert again is not None
+    assert again.lane is Lane.SLOW
+    queue.finish(again, [], {again.files[0]: 0.0})
+    queue.add(RoundFile("d", "a", TARGET, direct("d10")))
+    kept = queue.take(cores=2)
+    assert kept is not None
+    assert kept.lane is Lane.SLOW, "a file that was not begun tells nothing"
 
 
 SENT = st.tuples(st.integers(0, 9), st.sampled_from([10, 5_000_000, LARGE_BYTES]), st.sampled_from("abc"))
@@ -251,7 +325,7 @@ def test_files_behind_one_that_hangs_hold_no_core_while_it_is_tried_again() -> N
     assert again is not None
     assert (again.lane, again.files) == (Lane.SLOW, [files_[0]])
     assert queue.take(cores=2) is None
-    queue.finish(again, (), {})
+    queue.finish(again, (), {files_[0]: 0.1})
     rest = queue.take(cores=2)
     assert rest is not None
     assert sorted(rest.files, key=files_.index) == files_[1:]
@@ -262,7 +336,9 @@ def test_a_file_is_put_when_the_one_before_is_there(tmp_path: Path) -> None:
     storage = target.open()
     work = direct("d1", after="d0").file
     waiting_task = RoundTask((), patience_s=30.0, threads=1)
-    waited = threading.Thread(target=waiting_task._wait_for_turn, args=(work, storage))
+    waited = threading.Thread(
+        target=waiting_task._wait_for_turn, args=(work, storage), kwargs={"began_at": SYSTEM.monotonic()}
+    )
     waited.start()
     waited.join(0.1)
     assert waited.is_alive()
@@ -276,7 +352,7 @@ def test_a_file_whose_turn_does_not_come_is_left_and_not_counted_as_tried(
 ) -> None:
     target = StorageRef(f"file://{tmp_path}")
 
-    def make(direct_: DirectFile, target: StorageRef, turn: Callable[..., None]) -> DirectResult:
+    def make(direct_: DirectFile, target: StorageRef, turn: Callable[..., None], _: object) -> DirectResult:
         turn(direct_.file, target.open())
         return DirectResult(rows=1)
 
@@ -285,16 +361,78 @@ def test_a_file_whose_turn_does_not_come_is_left_and_not_counted_as_tried(
     assert results == [TaskResult(0, None, 0.0)]
 
 
+def test_only_the_next_file_of_a_train_waits_long_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rounds_module, "_TURN_WAIT_S", 0.05)
+    target = StorageRef(f"file://{tmp_path}")
+    storage = target.open()
+    work = direct("d2", after="d1").file
+    third = RoundTask((), patience_s=600.0, threads=1, before_that="d0.json")
+    with pytest.raises(rounds_module._NoTurnError):
+        third._wait_for_turn(work, storage, began_at=SYSTEM.monotonic())
+    storage.write("d0.json", b"")
+    waited = threading.Thread(
+        target=third._wait_for_turn, args=(work, storage), kwargs={"began_at": SYSTEM.monotonic()}
+    )
+    waited.start()
+    waited.join(0.2)
+    assert waited.is_alive()
+    storage.write("d1.json", b"")
+    waited.join(30)
+    assert not waited.is_alive()
+
+
 @contextmanager
 def made_by(monkeypatch: pytest.MonkeyPatch, make: Callable[[DirectFile], DirectResult]) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(files, "make_file", lambda file, target, turn: make(file))
+        patch.setattr(files, "make_file", lambda file, target, turn, on_step: make(file))
         yield
 
 
-def task(*named: str, patience_s: float = 30.0, threads: int = 4) -> RoundTask:
+def task(*named: str, patience_s: float = 30.0, threads: int = 4, prompt_s: float = 0.0) -> RoundTask:
     numbered = tuple((number, TARGET, direct(name)) for number, name in enumerate(named))
-    return RoundTask(numbered, patience_s, threads)
+    return RoundTask(numbered, patience_s, threads, prompt_s)
+
+
+def test_fast_files_are_given_back_soon_when_one_takes_many_times_as_long(monkeypatch) -> None:
+    release = threading.Event()
+
+    def make(file: DirectFile) -> DirectResult:
+        if file.file.dispatcher_id == "slow":
+            release.wait(300)
+        return DirectResult(rows=1)
+
+    with made_by(monkeypatch, make):
+        results = {each.number: each for each in task("a", "slow", "b", patience_s=300, prompt_s=0.05).run()}
+        release.set()
+    assert [results[number].result is None for number in range(3)] == [False, True, False]
+    assert 0 < results[1].seconds < 300
+
+
+def test_a_file_that_goes_on_is_waited_for_and_one_that_is_given_up_ends_at_its_next_step(
+    monkeypatch,
+) -> None:
+    steps: list[int] = []
+    stalled, ended = threading.Event(), threading.Event()
+
+    def make(file: DirectFile, target: StorageRef, turn: object, on_step: Callable[[str], None]) -> object:
+        for number in range(10):  # together they take longer than the task waits
+            steps.append(number)
+            on_step("encode rows")
+            threading.Event().wait(0.1)
+        stalled.wait(30)
+        try:
+            on_step("put the file")
+        finally:
+            ended.set()
+        return DirectResult(rows=1)
+
+    monkeypatch.setattr(files, "make_file", make)
+    (left,) = task("large", patience_s=0.5).run()
+    assert (left.result, left.step, len(steps)) == (None, "encode rows", 10)
+    stalled.set()
+    assert ended.wait(30)
 
 
 def test_a_task_leaves_a_file_that_hangs_and_gives_back_the_others(monkeypatch) -> None:
@@ -404,11 +542,15 @@ async def test_callers_share_a_round_and_each_has_its_own_result() -> None:
 
 
 async def test_what_a_task_has_left_is_made_in_the_next_lane_and_given_up_after_some_tries() -> None:
-    jobs = JobDouble(lambda file, number: TaskResult(number, None, 2.0))
+    jobs = JobDouble(lambda file, number: TaskResult(number, None, 2.0, "put the file"))
     rounds = Rounds(jobs)
     result = await make(rounds, "hangs")
     rounds.close()
     assert isinstance(result.failure, Unavailable)
+    assert str(result.failure) == (
+        "hangs.json was not written in 4 tries: after 2 s the last one was still at 'put the file'; check the"
+        " remote"
+    )
     assert [round_.lane for round_ in jobs.rounds] == [Lane.FAST, Lane.SLOW, Lane.STUCK, Lane.STUCK]
 
 
