@@ -51,6 +51,11 @@ _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _REASON_CHARS_MAX = 400  # an address with its path, the status, and the beginning of what the service says
 _CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
+REQUEST_S = 30.0
+"""After so many seconds a request is given up: obstore's own value."""
+_QUICK_BYTES = 8 * 1024 * 1024  # one request may write so much in that time
+_SLOWEST_BYTES_PER_S = 2 * 1024 * 1024  # of what is more
+_CLIENT_VARIABLES = ("AWS_CONNECT_TIMEOUT", "AWS_PROXY_URL", "AWS_PROXY_CA_CERTIFICATE", "AWS_TIMEOUT")
 _CONFLICT_RETRIES, _CONFLICT_PAUSE_S = 5, 0.05
 _UPLOAD_PART_BYTES = 8 * 1024 * 1024
 _LOCK_WAIT_S, _LOCK_LOOK_S = 10.0, 0.005
@@ -70,19 +75,49 @@ class StoredObject:
     modified_ms: int
 
 
+def put_timeout_s(nbytes: int) -> float:
+    """Return after how many seconds the request that writes so many bytes is given up."""
+    more = _round_up(nbytes) - _QUICK_BYTES
+    return REQUEST_S + max(0, more) / _SLOWEST_BYTES_PER_S
+
+
+def _round_up(nbytes: int) -> int:
+    """Return the next size for which there are connections of their own: a power of two."""
+    return 1 << max(nbytes - 1, 0).bit_length()
+
+
 class ObjectStorage:
     """Objects under one URL. When a write returns, its object is durable, complete and visible to all.
 
-    A service may repeat its credentials in an answer: `mask` takes them from every error.
+    A request is given up after `REQUEST_S`, one that writes much after `put_timeout_s`: `open_slow` returns a
+    store with such a timeout. A service may repeat its credentials in an answer: `mask` takes them from every
+    error.
     """
 
     def __init__(
-        self, url: str, store: ObjectStore, clock: Clock = SYSTEM, *, mask: SecretMask = NO_SECRETS
+        self,
+        url: str,
+        store: ObjectStore,
+        clock: Clock = SYSTEM,
+        *,
+        mask: SecretMask = NO_SECRETS,
+        open_slow: Callable[[float], ObjectStore] | None = None,
     ) -> None:
         self.url = url
         self._store = store
         self._clock = clock
         self._mask = mask
+        self._open_slow = open_slow
+        self._slow: dict[float, ObjectStore] = {}  # by their timeouts
+
+    def _store_for(self, nbytes: int) -> ObjectStore:
+        """Return the store whose requests may take as long as so many bytes take on a slow line."""
+        if nbytes <= _QUICK_BYTES or self._open_slow is None:
+            return self._store
+        timeout_s = put_timeout_s(nbytes)
+        if timeout_s not in self._slow:
+            self._slow[timeout_s] = self._open_slow(timeout_s)
+        return self._slow[timeout_s]
 
     def read(self, path: str, *, bytes_max: int | None = None) -> bytes | None:
         """Return an object's bytes, or None when there is none.
@@ -153,7 +188,7 @@ class ObjectStorage:
             tried = 0
             while True:
                 try:
-                    obstore.put(self._store, path, data, mode="create")
+                    obstore.put(self._store_for(len(data)), path, data, mode="create")
                 except exceptions.AlreadyExistsError as error:
                     if self.exists(path):
                         return False
@@ -535,14 +570,23 @@ def open_storage(
     config = dict(options or {})
     mask = SecretMask({**_environment_secrets(), **config})
     settings: dict[str, Any] = {"config": config, "retry_config": _RETRIES}
-    if config.pop("allow_http", "") == "true":  # even empty client_options would hide AWS_ALLOW_HTTP
+    allows_http = config.pop("allow_http", "") == "true"
+    if allows_http:  # even empty client_options would hide AWS_ALLOW_HTTP
         settings["client_options"] = {"allow_http": True}
     try:
         store = from_url(url) if parts.scheme == "memory" else from_url(url, **settings)
     except (exceptions.BaseError, ValueError) as error:
         why = _reason(error, mask)
         raise Invalid(f"storage {url} cannot be opened ({why}); check its options") from error
-    return ObjectStorage(url, store, clock, mask=mask)
+    if parts.scheme == "memory" or any(name in os.environ for name in _CLIENT_VARIABLES):
+        return ObjectStorage(url, store, clock, mask=mask)  # whoever sets those has chosen the timeouts
+    allows_http = allows_http or os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
+
+    def open_slow(timeout_s: float) -> ObjectStore:
+        options = {"timeout": timedelta(seconds=timeout_s), "allow_http": allows_http}
+        return from_url(url, **{**settings, "client_options": options})
+
+    return ObjectStorage(url, store, clock, mask=mask, open_slow=open_slow)
 
 
 def _open_folder(url: str, path: str, clock: Clock, *, shared: bool) -> ObjectStorage:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import object_storage
 from penstock.errors import Denied, Invalid, Unavailable
 from penstock.object_storage import ObjectStorage, open_storage
 from penstock.testing.clock import ManualClock
@@ -232,3 +233,62 @@ def test_credentials_that_storage_refuses_are_told_from_a_call_that_is_wrong() -
         with pytest.raises(Unavailable, match="403"):  # of a listing, obstore does not tell what it was
             storage.names("a")
         server.shutdown()
+
+
+class _SlowWhenLarge(BaseHTTPRequestHandler):
+    """An S3 server that answers a put of much only when it is told to."""
+
+    answers = threading.Event()
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if len(body) > 10:
+            self.answers.wait(60)
+        self.send_response(200)
+        self.send_header("ETag", '"e"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_put_that_hangs_is_given_up_by_a_deadline_that_its_bytes_give_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(object_storage, "REQUEST_S", 0.2)
+    monkeypatch.setattr(object_storage, "_QUICK_BYTES", 10)
+    monkeypatch.setattr(object_storage, "_SLOWEST_BYTES_PER_S", 100)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _SlowWhenLarge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        storage = open_storage(
+            "s3://lake/x",
+            {
+                "endpoint": f"http://127.0.0.1:{server.server_port}",
+                "allow_http": "true",
+                "access_key_id": "a",
+                "secret_access_key": "b",
+            },
+        )
+        try:
+            assert storage.create("small", b"few")
+            with pytest.raises(Unavailable, match="create large"):
+                storage.create("large", b"many more bytes")
+            assert not _SlowWhenLarge.answers.is_set()
+        finally:
+            _SlowWhenLarge.answers.set()
+        monkeypatch.setattr(object_storage, "REQUEST_S", 60.0)
+        assert storage.create("large", b"many more bytes"), "it has as long as the slowest line takes"
+        server.shutdown()
+
+
+def test_larger_puts_have_more_time() -> None:
+    mib = 1024 * 1024
+    assert [object_storage.put_timeout_s(size * mib) for size in (0, 8, 16, 60, 64, 65)] == [
+        30,
+        30,
+        34,
+        58,
+        58,
+        90,
+    ]

@@ -22,7 +22,7 @@ import traceback
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from statistics import median
@@ -34,7 +34,7 @@ from penstock.changefeeds.engines.engine import PUT, DirectFile, DirectResult, F
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, Unavailable
 from penstock.eventloop import call_in_thread
-from penstock.object_storage import ObjectStorage, StorageRef
+from penstock.object_storage import REQUEST_S, ObjectStorage, StorageRef, put_timeout_s
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
 from penstock.spark.labels import interrupt_jobs, labelled_jobs
 from penstock.spark.parallelism import default_parallelism, work_frame, work_session
@@ -95,11 +95,12 @@ class LaneRules:
         return max(1, int(cores * self.share))
 
 
+_MORE_S = 10.0  # for which those that hang wait longer than a request: its own deadline comes first
 _LANES = {
     Lane.FAST: LaneRules(2.0, threads=8, jobs=2, share=1.0, prompt_s=0.2),
     # The last job of these is for an account that has none.
     Lane.SLOW: LaneRules(10.0, threads=32, jobs=2, share=0.5),
-    Lane.STUCK: LaneRules(30.0, threads=32, jobs=2),
+    Lane.STUCK: LaneRules(REQUEST_S + _MORE_S, threads=32, jobs=2),
     Lane.LARGE: LaneRules(60.0, threads=1, jobs=9, files=1),
 }
 _JOBS_MAX = sum(rules.jobs for rules in _LANES.values())
@@ -141,8 +142,12 @@ class Round:
 
     @property
     def rules(self) -> LaneRules:
-        """Those of its lane."""
-        return _LANES[self.lane]
+        """Those of its lane; a request of a large file is not given up before its own deadline."""
+        rules = _LANES[self.lane]
+        if self.lane < Lane.STUCK:
+            return rules
+        put_s = put_timeout_s(max(file.direct.weight for file in self.files))
+        return replace(rules, patience_s=max(rules.patience_s, put_s + _MORE_S))
 
 
 class RoundQueue:
@@ -471,6 +476,12 @@ def _unexpected(direct: DirectFile, error: Exception) -> PenstockError:
     return PenstockError(f"{path}: {kind} in a Spark task; the log of the executor says where")
 
 
+def _has_hung(task: TaskResult) -> bool:
+    """Return whether a request of a file was given up by its own deadline: it is made again elsewhere."""
+    failed = task.result is not None and isinstance(task.result.failure, Unavailable)
+    return failed and task.seconds >= REQUEST_S
+
+
 def _exhausted(file: RoundFile, last: TaskResult) -> Unavailable:
     """Return an error that names the file, and what its last try did not get beyond."""
     remedy = "check the remote" if last.step == PUT else "check the event store and the executors"
@@ -666,11 +677,13 @@ class Rounds:
         unfinished = []
         for task in ended:
             file = files[task.number]
-            if task.result is not None:
+            if task.result is not None and not _has_hung(task):
                 self._answer(file, task.result)
                 continue
             file.tries += task.seconds > 0
-            if file.tries >= _TRIES_MAX:
+            if file.tries >= _TRIES_MAX and task.result is not None:
+                self._answer(file, task.result)
+            elif file.tries >= _TRIES_MAX:
                 self._fail(file, _exhausted(file, task))
             elif not file.cancelled:
                 unfinished.append(file)

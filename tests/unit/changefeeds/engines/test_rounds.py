@@ -27,7 +27,7 @@ from penstock.changefeeds.engines.rounds import (
 )
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, StaleRead, Unavailable
-from penstock.object_storage import StorageRef
+from penstock.object_storage import REQUEST_S, StorageRef, put_timeout_s
 
 TARGET = StorageRef("memory://")
 
@@ -552,6 +552,40 @@ async def test_what_a_task_has_left_is_made_in_the_next_lane_and_given_up_after_
         " remote"
     )
     assert [round_.lane for round_ in jobs.rounds] == [Lane.FAST, Lane.SLOW, Lane.STUCK, Lane.STUCK]
+
+
+async def test_a_file_whose_request_was_given_up_is_made_again_and_one_that_was_refused_is_not() -> None:
+    silent = DirectResult(failure=Unavailable("no answer"))
+    made = DirectResult(rows=1)
+    tried: list[str] = []
+
+    def answer(file: RoundFile, number: int) -> TaskResult:
+        tried.append(file.key)
+        again = tried.count(file.key) > 1 and "hangs" not in file.key
+        return TaskResult(number, made if again else silent, 0.1 if "refused" in file.key else 30.0)
+
+    rounds = Rounds(JobDouble(answer))
+    late, refused, hangs = await asyncio.gather(
+        *(make(rounds, name) for name in ("late", "refused", "hangs"))
+    )
+    rounds.close()
+    assert (late, refused, hangs) == (made, silent, silent)
+    assert [tried.count(f"feed/{name}") for name in ("late", "refused", "hangs")] == [2, 1, 4]
+
+
+def test_a_round_waits_longer_than_the_requests_of_its_files() -> None:
+    queue = RoundQueue()
+    queue.add(waiting("large", 96 * 1024 * 1024))
+    round_ = queue.take(cores=2)
+    assert round_ is not None
+    assert round_.rules.patience_s > put_timeout_s(96 * 1024 * 1024)
+    queue.add(stuck := waiting("small"))
+    stuck.tries = 2
+    queue = RoundQueue()
+    queue.add(stuck)
+    round_ = queue.take(cores=2)
+    assert round_ is not None
+    assert round_.rules.patience_s > put_timeout_s(1000) == REQUEST_S
 
 
 async def test_a_job_that_fails_fails_its_files_and_no_others() -> None:
