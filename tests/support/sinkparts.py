@@ -1,6 +1,7 @@
 """Doubles of what surrounds a storage sink: engine without rows, files without remote, progress in memory."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -225,6 +226,7 @@ class PlainFiles:
     def __init__(self, told: list[str] | None = None) -> None:
         self.told = told if told is not None else []
         self.stale: set[str] = set()
+        self.silent: dict[str, threading.Event] = {}  # dispatchers that are placed when it is set
         self.error: Exception | None = None
         self.checkpoints: list[int] = []
         self.numbers: Counter[str] = Counter()
@@ -234,6 +236,8 @@ class PlainFiles:
     def place(self, spec: TableSpan, schema: SchemaVersion) -> FileTarget | None:
         if self.error is not None:
             raise self.error
+        if spec.id in self.silent:
+            assert self.silent[spec.id].wait(60)
         if spec.id in self.stale:
             return None
         return FileTarget(

@@ -1,5 +1,7 @@
 """Slices that go into a file without the spool: those that are due anyway, and those that fill a file."""
 
+import threading
+
 import pytest
 
 from penstock.changefeeds.filters import RowFilterRule
@@ -27,6 +29,35 @@ async def test_a_slow_file_does_not_keep_those_of_others_waiting() -> None:
         assert "d1@5 flushed" not in world.told
         world.engine.slow.clear()
         await world.until(lambda: "d1@5 flushed" in world.told)
+
+
+async def test_a_dispatcher_whose_schema_file_hangs_keeps_no_file_of_others_waiting() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        answers = world.files.silent["1"] = threading.Event()
+        try:
+            for number in range(1, 9):
+                world.add(number, 5, flush=True)
+            await world.until(lambda: all(f"d{number}@5 flushed" in world.told for number in range(2, 9)))
+            assert "d1@5 flushed" not in world.told
+            world.add(2, 6, flush=True)
+            await world.until(lambda: "d2@6 flushed" in world.told)
+        finally:
+            answers.set()
+        await world.until(lambda: "d1@5 flushed" in world.told)
+
+
+async def test_a_sink_ends_while_a_schema_file_hangs_and_nothing_of_it_happens_later() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        answers = world.files.silent["1"] = threading.Event()
+        world.add(1, 5, flush=True)
+        world.add(2, 5, flush=True)
+        await world.until(lambda: "d2@5 flushed" in world.told)
+        world.files.error = Unavailable("the remote does not answer")
+        answers.set()
+        world.add(3, 5, flush=True)
+        with pytest.raises(Unavailable):
+            await world.run()
+        assert "d3@5 flushed" not in world.told
 
 
 async def test_slices_that_come_while_a_file_is_made_share_the_next_one() -> None:

@@ -7,7 +7,7 @@ spool, are given to the engine one by one: each is acknowledged when it is done,
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 _ENCODE_JOBS_MAX = 4
 _WRITE_JOBS_MAX = 8
 _JOB_FILES_MAX = 512
+_PLACE_S = 0.25  # for which the files of a job wait for those that take long to place
 
 
 class EncodeLoop:
@@ -219,6 +220,21 @@ def _encoder_of(file: PendingFile, slice_: Slice, options: SinkOptions) -> Encod
     return encoder if file.where is None else replace(encoder, where=file.where)
 
 
+_Target = tuple[FileTarget, FilePaths] | None
+_Placing = asyncio.Future[list[_Target]]
+
+
+async def _end_calls(placing: "Collection[_Placing]") -> None:
+    """Cancel calls, and wait for those that have begun: nothing of them happens later."""
+    for each in placing:
+        each.cancel()
+    if placing:
+        await asyncio.wait(placing)
+    for each in placing:
+        if not each.cancelled():
+            each.exception()  # retrieved, or asyncio would log it
+
+
 class WriteLoop:
     """Runs write jobs of the files that are due: place them, store what they hold, write, acknowledge.
 
@@ -270,9 +286,32 @@ class WriteLoop:
             await self.changed.wait(None if deadline is None else deadline - self._clock.monotonic())
 
     async def _write(self, tasks: Sequence[FileTask]) -> None:
+        """Place files and start to write them. Dispatchers that take long to place keep no others waiting."""
         began_at = self._clock.monotonic()
-        with self._metrics.stage("place"):
-            targets = await self._place(tasks)
+        groups = [list(group) for _, group in groupby(tasks, key=lambda task: task.dispatcher.id)]
+        placing = {asyncio.ensure_future(self._place(group)): group for group in groups}
+        waiting, first = set(placing), True
+        try:
+            while waiting:
+                with self._metrics.stage("place"):
+                    if not first:
+                        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    done, waiting = await asyncio.wait(waiting, timeout=_PLACE_S)
+                failures = [failure for each in done if (failure := each.exception()) is not None]
+                if failures:
+                    raise failures[0]
+                placed = [(group, each.result()) for each, group in placing.items() if each in done]
+                self._tasks.start(self._write_placed(placed, began_at, ends_job=first))
+                first = False
+        finally:
+            await _end_calls(waiting)
+
+    async def _write_placed(
+        self, groups: "Sequence[tuple[list[FileTask], list[_Target]]]", began_at: float, *, ends_job: bool
+    ) -> None:
+        """Store what the files hold, write them and acknowledge them."""
+        tasks = [task for group, _ in groups for task in group]
+        targets = [target for _, targets in groups for target in targets]
         placed = [
             self._placed(task, *target)
             for task, target in zip(tasks, targets, strict=True)
@@ -296,7 +335,7 @@ class WriteLoop:
             with self._metrics.stage("write"):
                 results = await self._engine.write([file.work for file in spooled])
             self._acknowledge(spooled, results, self._clock.monotonic() - began_at)
-        self._jobs -= 1
+        self._jobs -= ends_job
         self._on_progress()
 
     async def _make(self, file: PlacedFile, began_at: float) -> None:
@@ -318,28 +357,14 @@ class WriteLoop:
             self._trace(tracing.current.start_recorder(began_s_ago=seconds), file, result.traced)
         self._on_progress()
 
-    async def _place(self, tasks: Sequence[FileTask]) -> list[tuple[FileTarget, FilePaths] | None]:
-        """Return where each file goes, or None for a stale one. All calls have ended when this raises."""
-        groups = [list(group) for _, group in groupby(tasks, key=lambda task: task.dispatcher.id)]
-        placing = [
-            self._threads.call(
-                partial(self._place_in_order, group, following=group[0].dispatcher.id in self._underway)
-            )
-            for group in groups
-        ]
-        outcomes = await asyncio.gather(*placing, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return [
-            target for targets in outcomes if not isinstance(targets, BaseException) for target in targets
-        ]
+    async def _place(self, group: Sequence[FileTask]) -> "list[_Target]":
+        """Return where each file of a dispatcher goes, or None for a stale one."""
+        following = group[0].dispatcher.id in self._underway
+        return await self._threads.call(partial(self._place_in_order, group, following=following))
 
-    def _place_in_order(
-        self, tasks: Sequence[FileTask], *, following: bool
-    ) -> list[tuple[FileTarget, FilePaths] | None]:
+    def _place_in_order(self, tasks: Sequence[FileTask], *, following: bool) -> "list[_Target]":
         """Place files of one dispatcher; `following`: others of it are under way."""
-        placed: list[tuple[FileTarget, FilePaths] | None] = []
+        placed: list[_Target] = []
         for task in tasks:
             target = self._files.place(task.dispatcher, task.schema)
             if target is None:
