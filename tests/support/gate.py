@@ -19,7 +19,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Gate:
-    """Closed until `open` is called, for good. Its folder is all that processes share; can be pickled."""
+    """Closed until `open` is called. Its folder is all that processes share; can be pickled."""
 
     folder: Path
     first_only: bool = False
@@ -51,8 +51,12 @@ class Gate:
         return [int(path.name) for path in self.folder.glob("[0-9]*")]
 
     def open(self) -> None:
-        """Let everybody through from now on."""
+        """Let everybody through from now on, until it is closed again."""
         (self.folder / _OPEN).touch()
+
+    def close(self) -> None:
+        """Stop those who come from now on; call it when nobody waits."""
+        (self.folder / _OPEN).unlink(missing_ok=True)
 
     def batches(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches, each after a wait: for mapInArrow."""

@@ -1,13 +1,16 @@
 """The sink's jobs on Spark: the chunks and files that one process would make, whatever executors do."""
 
 import asyncio
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame
 
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import encode_part
@@ -181,7 +184,7 @@ async def test_files_of_a_train_are_made_side_by_side_in_their_order(
     files = [file_of(name, after=before) for name, before in zip(names, ["", *paths], strict=False)]
     gate.open()  # the first round learns how many tasks run at once
     assert (await engine.make_file(DirectFile(file_of("first"), (work[0],)))).failure is None
-    (gate.folder / "open").unlink()
+    gate.close()
     making = [
         asyncio.create_task(engine.make_file(DirectFile(file, (work[0],), LARGE_BYTES))) for file in files
     ]
@@ -193,6 +196,49 @@ async def test_files_of_a_train_are_made_side_by_side_in_their_order(
     made = await asyncio.gather(*making)
     assert [result.failure for result in made] == [None] * 4
     assert [name for name in target.open().names("") if name in paths] == paths
+    await engine.close()
+
+
+@contextmanager
+def plans_of_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Collects the plan of each frame that comes to the driver, without the numbers that Spark gives out."""
+    plans: list[str] = []
+    to_arrow = DataFrame.toArrow
+
+    def noted(frame: Any) -> Any:
+        table = to_arrow(frame)
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        plans.append(re.sub(r"#\d+L?|plan_id=\d+|\[id=\d+\]|\d+/\d+", "", plan))
+        return table
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DataFrame, "toArrow", noted)
+        yield plans
+
+
+async def test_plans_are_the_same_from_round_to_round_and_few_bytes_need_no_shuffle(
+    spark: SparkSession, world: ServedWorld, target: StorageRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SparkEngine(spark, target)
+    rounds: list[list[str]] = []
+    for number, work in enumerate(halves(world)):
+        with plans_of_jobs(monkeypatch) as plans:
+            made = await engine.make_file(DirectFile(file_of(f"made{number}"), (work,)))
+            (chunks,) = await engine.encode([work])
+            written = await engine.write([file_of(f"written{number}", *chunks)])
+        assert (made.failure, [each.error for each in written]) == (None, [""])
+        rounds.append(plans)
+    assert len(rounds[0]) == 3
+    assert rounds[0] == rounds[1]
+    assert not any("REPARTITION" in plan for plan in rounds[0])
+    monkeypatch.setattr("penstock.changefeeds.engines.spark._ONE_TASK_BYTES", 0)
+    with plans_of_jobs(monkeypatch) as plans:
+        (again,) = await engine.write([replace(file_of("shuffled", *chunks))])
+    assert not again.error
+    assert "REPARTITION" in plans[0]
+    storage = target.open()
+    contents = [storage.read(file_of(name).data_path) for name in ("made1", "written1", "shuffled")]
+    assert contents[0] == contents[1] == contents[2]
     await engine.close()
 
 

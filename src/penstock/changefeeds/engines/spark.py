@@ -57,6 +57,7 @@ _JOBS_AT_ONCE = 8
 _CANCEL_S = 1.0
 """Seconds for a job to end by itself after its call was cancelled, and then between interrupts."""
 _TASKS_PER_CORE = 2  # so that a long one keeps the others waiting less
+_ONE_TASK_BYTES = 8 * 1024 * 1024  # segments of no more are read by one task
 _PLACE_BITS = 32
 """The place of a chunk is (number of its file << 32) | (number in the file): one number to sort by. A chunk's
 own number is (number of its task << 32) | (number in the task), so it is unique within its segment."""
@@ -207,6 +208,7 @@ class SparkEngine:
         self._numbers = count(1)
         self._rows = RowCounter("spark")
         self._segments: dict[int, DataFrame] = {}
+        self._segment_bytes: dict[int, int] = {}
         self._jobs = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-sink-job")
 
     async def encode(self, work: "Sequence[EncodeWork]") -> list[list[Chunk]]:
@@ -233,6 +235,7 @@ class SparkEngine:
     async def release(self, segment: int) -> None:
         """Unpersist a segment."""
         frame = self._segments.pop(segment, None)
+        self._segment_bytes.pop(segment, None)
         if frame is not None:
             with suppress(Unavailable):  # the session has died, and its blocks with it
                 await self._run("release payloads", frame.unpersist)
@@ -287,8 +290,10 @@ class SparkEngine:
         except BaseException:
             self._segments.pop(segment).unpersist()
             raise
+        self._segment_bytes[segment] = sum(chunk.nbytes for found in chunks.values() for _, chunk in found)
         if not chunks:  # no chunk names the segment, so no caller could release it
             self._segments.pop(segment).unpersist()
+            del self._segment_bytes[segment]
         return [
             [chunk for _, chunk in sorted(chunks.get(which, []), key=itemgetter(0))]
             for which in range(len(work))
@@ -307,7 +312,11 @@ class SparkEngine:
                 placed.setdefault(chunk.segment, []).append(row)
         selected = [self._select_payloads(segment, rows) for segment, rows in placed.items()]
         payloads = reduce(lambda left, right: left.unionAll(right), selected)
-        payloads = payloads.repartitionById(len(tasks), F.col("task")).sortWithinPartitions("place")
+        if sum(self._segment_bytes[segment] for segment in placed) <= _ONE_TASK_BYTES:
+            payloads = payloads.coalesce(1)  # one task reads them all: a shuffle would be a second stage
+        else:
+            payloads = payloads.repartitionById(len(tasks), F.col("task"))
+        payloads = payloads.sortWithinPartitions("place")
         results = payloads.select(*_PAYLOAD_COLUMNS).mapInArrow(self._write_rows, RESULT_COLUMNS)
         return read_results(results.toArrow(), files)
 
