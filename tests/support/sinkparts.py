@@ -127,6 +127,7 @@ class RowlessEngine:
         self._clock = clock
         self._latency_s = latency_s
         self.encoding = Gate()
+        self.encoding_of: dict[str, Gate] = {}  # of single dispatchers, besides
         self.writing = Gate()
         self.failing: set[str] = set()  # dispatchers whose files fail
         self.slow: set[str] = set()  # dispatchers whose files that are made of slices do not end
@@ -143,6 +144,9 @@ class RowlessEngine:
         self.encode_jobs.append([task.slice for task in work])
         segment = len(self.encode_jobs)
         await self.encoding.enter()
+        for task in work:
+            if task.slice.dispatcher.id in self.encoding_of:
+                await self.encoding_of[task.slice.dispatcher.id].enter()
         encoded = [self._chunks(segment, task.slice) for task in work]
         if any(encoded):
             self.segments.add(segment)

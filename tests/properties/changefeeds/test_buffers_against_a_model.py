@@ -1,5 +1,6 @@
 """Spool and buffers against a plain list of what each dispatcher sent."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
@@ -7,10 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.sink import DrainMarker
+from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
 from penstock.changefeeds.sinks.storage.buffers import FileTask, FlushReason
-from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
+from penstock.changefeeds.sinks.storage.ledger import EncodeBatch, Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
+from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.follow.slices import Position
 from penstock.testing.clock import ManualClock
 from support.campaign import examples
@@ -31,6 +33,26 @@ class Sent:
     marker: DrainMarker | None = None
 
 
+class DirectLedger(Ledger):
+    """Notes the events that go into files without the spool."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        direct: dict[str, int],
+        on_free: Callable[[int], None],
+        clock: ManualClock,
+        cores: int,
+    ) -> None:
+        super().__init__(options, SinkMetrics("property"), on_free, clock, cores=cores)
+        self._direct = direct
+
+    def _enqueue_direct(self, event: DmlEvent, nbytes: int, *, several: bool) -> None:
+        assert isinstance(event, Watched)
+        self._direct[event.name] = nbytes
+        super()._enqueue_direct(event, nbytes, several=several)
+
+
 class SinkModel(RuleBasedStateMachine):
     @initialize(workers=st.integers(1, 3), cores=st.integers(1, 2))
     def begin(self, workers: int, cores: int) -> None:
@@ -40,14 +62,14 @@ class SinkModel(RuleBasedStateMachine):
             file_size=FILE, spool_disk_quota=QUOTA, worker_count=workers, flush_interval_s=INTERVAL
         )
         self.cores = cores
-        self.ledger = Ledger(options, SinkMetrics("property"), self.freed.append, self.clock, cores=cores)
+        self.direct: dict[str, int] = {}  # expected bytes of the events that go into files without the spool
+        self.ledger = DirectLedger(options, self.direct, self.freed.append, self.clock, cores)
         self.beginning: set[str] = set()  # dispatchers whose last files are not stored yet
         self.told: list[str] = []
         self.sent: dict[int, list[Sent]] = {}
         self.sizes: dict[str, list[int]] = {}
-        self.jobs: list[EncodeJob] = []
+        self.jobs: list[EncodeBatch] = []
         self.files: list[FileTask] = []
-        self.direct: dict[str, int] = {}  # expected bytes of the events that go into files without the spool
         self.segments: dict[int, int] = {}  # unwritten bytes
         self.ts = 1
         self.version = 1
@@ -84,15 +106,14 @@ class SinkModel(RuleBasedStateMachine):
     def begin_to_encode(self) -> None:
         spool = self.ledger.spool
         empty, room = spool.empty, spool.room
-        job = self.ledger.next_job()
-        if job is None:
-            return
-        expected = job.expected_bytes + sum(job.direct.values())
-        alone = len(job.events) + len(job.direct) == 1 and empty
-        assert expected <= room or alone
-        under_way = [each.shard for other in self.jobs for each in other.batches]
-        assert not {each.shard for each in job.batches} & set(under_way)
-        self.jobs.append(job)
+        before = self.ledger.spool.nbytes
+        batches = self.ledger.collect()
+        expected = sum(batch.expected_bytes for batch in batches) + self.ledger.spool.nbytes - before
+        alone = len(batches) == 1 and len(batches[0].events) == 1
+        assert expected <= room or (empty and (alone or not batches))
+        under_way = [batch.dispatcher_id for batch in [*self.jobs, *batches]]
+        assert len(set(under_way)) == len(under_way)
+        self.jobs += batches
 
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, 9))
@@ -109,7 +130,6 @@ class SinkModel(RuleBasedStateMachine):
                 chunks[-1].append(Chunk(segment, number, Position(end.ts - 1), end, 1, size))
                 number += 1
         self.segments[segment] = sum(chunk.nbytes for each in chunks for chunk in each)
-        self.direct.update((event.name, nbytes) for event, nbytes in job.direct.items())
         self.ledger.finish_encode(job, chunks)
 
     @rule()

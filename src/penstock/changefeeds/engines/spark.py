@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 INFLIGHT_BYTES_MAX = 256 * 1024 * 1024
-_JOBS_AT_ONCE = 8
+_JOBS_AT_ONCE = 16
 _CANCEL_S = 1.0
 """Seconds for a job to end by itself after its call was cancelled, and then between interrupts."""
 _TASKS_PER_CORE = 2  # so that a long one keeps the others waiting less

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.changefeeds.engines.engine import Chunk
-from penstock.changefeeds.sinks.sink import DrainMarker
+from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
 from penstock.changefeeds.sinks.storage.buffers import FileTask
-from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
+from penstock.changefeeds.sinks.storage.ledger import EncodeBatch, Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.follow.slices import Position
 from penstock.testing.clock import ManualClock
@@ -31,7 +31,7 @@ class Script:
         self.version = 1
         self.sizes: dict[str, list[int]] = {}
         self.markers: dict[str, DrainMarker] = {}
-        self.jobs: list[EncodeJob] = []
+        self.jobs: list[list[EncodeBatch]] = []
         self.files: dict[str, FileTask] = {}
 
     def _freed(self, segment: int) -> None:
@@ -67,9 +67,15 @@ class Script:
 
     def begin(self) -> None:
         """Begin to encode what fits."""
-        while (job := self.ledger.next_job()) is not None:
-            self.jobs.append(job)
-            self.told.append(f"encoding {' '.join(event.name for event in job.events)}".rstrip())
+        batches = self.ledger.collect()
+        if batches:
+            self.jobs.append(batches)
+            names = [
+                f"d{event.slice.dispatcher.id}@{event.slice.end.ts}"
+                for batch in batches
+                for event in batch.events
+            ]
+            self.told.append(f"encoding {' '.join(names)}")
 
     def encode(self) -> None:
         """Begin to encode, and end all encode jobs."""
@@ -77,13 +83,15 @@ class Script:
         jobs, self.jobs = self.jobs, []
         for job in jobs:
             self.segment += 1
-            chunks: list[list[Chunk]] = []
-            for event in job.events:
-                end, made = event.slice.end, []
-                for size in self.sizes[event.name]:
-                    made.append(Chunk(self.segment, len(made), Position(end.ts - 1), end, 1, size))
-                chunks.append(made)
-            self.ledger.finish_encode(job, chunks)
+            for batch in job:
+                self.ledger.finish_encode(batch, [self._chunks(event) for event in batch.events])
+
+    def _chunks(self, event: DmlEvent) -> list[Chunk]:
+        end = event.slice.end
+        return [
+            Chunk(self.segment, number, Position(end.ts - 1), end, 1, size)
+            for number, size in enumerate(self.sizes[f"d{event.slice.dispatcher.id}@{end.ts}"])
+        ]
 
     def wait(self, seconds: str) -> None:
         self.clock.advance(float(seconds))

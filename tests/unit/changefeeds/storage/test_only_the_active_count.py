@@ -29,13 +29,13 @@ class Driven:
         self.ledger.add(Watched(slice_of(number, ts), []))
 
     def encode(self) -> None:
-        while (job := self.ledger.next_job()) is not None:
+        for batch in self.ledger.collect():
             self.segment += 1
             chunks = [
                 [Chunk(self.segment, n, event.slice.start, event.slice.end, 1, 100)]
-                for n, event in enumerate(job.events)
+                for n, event in enumerate(batch.events)
             ]
-            self.ledger.finish_encode(job, chunks)
+            self.ledger.finish_encode(batch, chunks)
 
     def write(self) -> int:
         self.ledger.buffers.tick(self.clock.monotonic())

@@ -2,8 +2,9 @@
 
 import pytest
 
+from penstock.changefeeds.sinks.storage.job_queue import LARGE_BYTES
 from penstock.testing.clock import ManualClock
-from support.sinkparts import RowlessEngine, SinkWorld
+from support.sinkparts import Gate, RowlessEngine, SinkWorld
 
 
 async def test_an_early_wake_does_not_advance_the_checkpoint() -> None:
@@ -131,3 +132,53 @@ async def test_a_version_change_begins_a_new_file() -> None:
         await world.until(lambda: "d1@5 flushed" in world.told)
         assert "d1@6 flushed" not in world.told
         assert [file.data_path.split("/")[2] for file in world.engine.files] == ["1"]
+
+
+async def test_a_due_slice_does_not_wait_for_an_encode_job_of_others() -> None:
+    async with SinkWorld(clock=ManualClock(), worker_count=1) as world:
+        world.engine.encoding_of["1"] = slow = Gate()
+        slow.shut()
+        world.add(1, 5, flush=False)
+        world.add(2, 5, flush=True)
+        await world.until(lambda: "d2@5 flushed" in world.told)
+        assert "d1@5 woken" not in world.told
+        slow.open()
+        await world.until(lambda: "d1@5 woken" in world.told)
+
+
+async def test_a_large_slice_keeps_nobody_else_from_the_spool() -> None:
+    quota = 8 * LARGE_BYTES
+    async with SinkWorld(
+        clock=ManualClock(), worker_count=1, file_size=4 * LARGE_BYTES, spool_disk_quota=quota
+    ) as world:
+        world.engine.encoding_of["1"] = slow = Gate()
+        slow.shut()
+        world.add(1, 5, LARGE_BYTES // 5)  # ten times as much is expected of it
+        world.add(2, 5)
+        await world.until(lambda: "d2@5 woken" in world.told)
+        world.add(2, 6)
+        await world.until(lambda: "d2@6 woken" in world.told)
+        assert "d1@5 woken" not in world.told
+        slow.open()
+        await world.until(lambda: "d1@5 woken" in world.told)
+
+
+async def test_a_dispatcher_that_is_slow_to_encode_is_encoded_by_itself_from_then_on() -> None:
+    clock = ManualClock()
+    async with SinkWorld(clock=clock, worker_count=1, flush_interval_s=1000.0) as world:
+        world.engine.encoding_of["1"] = slow = Gate()
+        slow.shut()
+        world.add(1, 5)
+        world.add(2, 5)
+        await world.until(lambda: slow.waiting == 1)
+        clock.advance(3.0)
+        slow.open()
+        await world.until(lambda: {"d1@5 woken", "d2@5 woken"} <= set(world.told))
+        slow.shut()
+        for ts in (6, 7):
+            world.add(1, ts)
+            world.add(2, ts)
+            await world.until(lambda: f"d2@{ts} woken" in world.told)  # noqa: B023 - awaited at once
+        assert "d1@6 woken" not in world.told
+        slow.open()
+        await world.until(lambda: "d1@7 woken" in world.told)

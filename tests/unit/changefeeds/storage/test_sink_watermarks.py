@@ -57,10 +57,13 @@ def test_a_flush_does_not_release_a_wake_that_is_held_before_the_low_mark() -> N
     ledger = Ledger(sink_options(), SinkMetrics("test"), lambda segment: None, ManualClock())
     for number in range(9):
         ledger.add(Watched(slice_of(number, 5, 1000), told))
-    while (job := ledger.next_job()) is not None:
-        segment = len(told) + 1
-        chunks = [[Chunk(segment, n, Position(4), Position(5), 1, 1000)] for n, _ in enumerate(job.events)]
-        ledger.finish_encode(job, chunks)
+    while batches := ledger.collect():
+        for batch in batches:
+            segment = len(told) + 1
+            chunks = [
+                [Chunk(segment, n, Position(4), Position(5), 1, 1000)] for n in range(len(batch.events))
+            ]
+            ledger.finish_encode(batch, chunks)
     held = ledger.spool.held_wakes
     assert held > 0
     for left in (8000, 7000, 6000):
@@ -161,11 +164,11 @@ def test_what_the_driver_knows_of_a_backlog_is_bounded_however_small_its_slices_
         ledger.add(Watched(slice_of(number, 1, 1), told))
     for _ in range(200):
         woken = len(told)
-        while (job := ledger.next_job()) is not None:
+        for batch in ledger.collect():
             segment += 1
-            ends = [event.slice.end for event in job.events]
+            ends = [event.slice.end for event in batch.events]
             chunks = [[Chunk(segment, n, Position(end.ts - 1), end, 1, 10)] for n, end in enumerate(ends)]
-            ledger.finish_encode(job, chunks)
+            ledger.finish_encode(batch, chunks)
         for name in [line.split("@")[0] for line in told[woken:] if line.endswith("woken")]:
             number = int(name.removeprefix("d"))
             sent[number] += 1

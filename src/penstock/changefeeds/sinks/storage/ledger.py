@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -17,7 +17,7 @@ from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.spool import ITEMS_MAX, Spool, SpoolAllowance
 from penstock.clock import Clock
 
-_ENCODE_JOB_BYTES = 256 * 1024 * 1024
+_TAKE_BYTES = 256 * 1024 * 1024
 _DIRECT_MIN = 0.75  # of the file size: a slice of so much fills a file
 _DIRECT_MAX = 1.5
 _FILES_PER_CORE = 4  # of a dispatcher under way: half of them wait while a job makes the others
@@ -31,9 +31,9 @@ their objects, which are compressed columns."""
 
 @dataclass(frozen=True, slots=True)
 class ShardBatch:
-    """The head of a shard's queue, under way; the shard gives nothing else before `Shards.finish`."""
+    """The head of a dispatcher's queue, under way; it gives nothing else before `Shards.finish`."""
 
-    shard: int
+    dispatcher_id: str
     items: tuple[QueueItem, ...]
 
     @property
@@ -43,16 +43,17 @@ class ShardBatch:
 
 
 class Shards:
-    """A fixed number of queues. Every item of a dispatcher goes through one shard, in order.
+    """A fixed number of shards, each with the queues of its dispatchers.
 
-    A shard has at most one batch under way, so that a later one cannot overtake it. Shards are independent
-    of each other, and those with work take turns.
+    A dispatcher has at most one batch under way, so that a later one cannot overtake it. The others of its
+    shard do not wait for that. Shards with work take turns, and so do the dispatchers of a shard.
     """
 
     def __init__(self, count: int) -> None:
-        self._queues: list[deque[QueueItem]] = [deque() for _ in range(count)]
-        self._underway: dict[int, ShardBatch] = {}
-        self._ready: deque[int] = deque()
+        # What waits, by dispatcher: the one whose turn it is comes first. None of them is under way.
+        self._shards: list[OrderedDict[str, deque[QueueItem]]] = [OrderedDict() for _ in range(count)]
+        self._ready: deque[int] = deque()  # shards where something waits
+        self._underway: dict[str, deque[QueueItem]] = {}  # what waits behind the batch of a dispatcher
         self._queued = 0
 
     def __len__(self) -> int:
@@ -66,21 +67,27 @@ class Shards:
 
     def route(self, dispatcher_id: str) -> int:
         """Return the dispatcher's shard, which is always the same."""
-        return crc32(dispatcher_id.encode()) % len(self._queues)
+        return crc32(dispatcher_id.encode()) % len(self._shards)
 
     def put(self, item: QueueItem) -> None:
-        """Append an item to its dispatcher's shard."""
-        shard = self.route(_dispatcher_id(item))
-        queue = self._queues[shard]
-        if not queue and shard not in self._underway:
-            self._ready.append(shard)
-        queue.append(item)
+        """Append an item to its dispatcher's queue."""
+        dispatcher_id = _dispatcher_id(item)
         self._queued += 1
+        if dispatcher_id in self._underway:
+            self._underway[dispatcher_id].append(item)
+        else:
+            self._wait(dispatcher_id, [item])
+
+    def _wait(self, dispatcher_id: str, items: Iterable[QueueItem]) -> None:
+        number = self.route(dispatcher_id)
+        if not self._shards[number]:
+            self._ready.append(number)
+        self._shards[number].setdefault(dispatcher_id, deque()).extend(items)
 
     def take(
         self, weigh: Callable[[DmlEvent], int], *, room: int, limit: int, alone: bool = False
     ) -> list[ShardBatch]:
-        """Take a batch of each ready shard: about `limit` bytes together, and no more than `room`.
+        """Take batches of the ready shards in turn: about `limit` bytes together, and no more than `room`.
 
         `weigh` estimates an event's bytes. The first event may exceed the limit, and with `alone` also the
         room. A shard whose first event does not fit keeps its turn, and the shards after it wait, so that a
@@ -91,13 +98,17 @@ class Shards:
         first: float = math.inf if alone else room
         left = min(room, limit)
         while self._ready:
-            queue = self._queues[self._ready[0]]
+            waiting = self._shards[self._ready[0]]
+            dispatcher_id, queue = next(iter(waiting.items()))
             items, taken = self._head(queue, weigh, first, left, share)
             if not items:
                 break
+            del waiting[dispatcher_id]
+            self._underway[dispatcher_id] = queue
+            batches.append(ShardBatch(dispatcher_id, tuple(items)))
             shard = self._ready.popleft()
-            batch = self._underway[shard] = ShardBatch(shard, tuple(items))
-            batches.append(batch)
+            if waiting:
+                self._ready.append(shard)
             left -= taken
             if taken:
                 first = left
@@ -122,33 +133,32 @@ class Shards:
 
     def first_waiting(self) -> DmlEvent | None:
         """Return the event whose turn it is, which `take` left because it did not fit."""
-        for shard in self._ready:
-            first = self._queues[shard][0]
+        for number in self._ready:
+            first = next(iter(self._shards[number].values()))[0]
             return first if isinstance(first, DmlEvent) else None
         return None
 
     def finish(self, batch: ShardBatch) -> None:
-        """End a batch; its shard may give the next."""
-        del self._underway[batch.shard]
-        if self._queues[batch.shard]:
-            self._ready.append(batch.shard)
+        """End a batch; its dispatcher may give the next."""
+        behind = self._underway.pop(batch.dispatcher_id)
+        if behind:
+            self._wait(batch.dispatcher_id, behind)
 
     def is_underway(self, dispatcher_id: str) -> bool:
-        """Return whether an item of a dispatcher is in a batch under way."""
-        batch = self._underway.get(self.route(dispatcher_id))
-        return batch is not None and any(_dispatcher_id(item) == dispatcher_id for item in batch.items)
+        """Return whether a batch of a dispatcher is under way."""
+        return dispatcher_id in self._underway
 
     def drop(self, dispatcher_id: str) -> list[QueueItem]:
         """Remove and return the waiting items of a dispatcher."""
-        shard = self.route(dispatcher_id)
-        queue = self._queues[shard]
-        dropped = [item for item in queue if _dispatcher_id(item) == dispatcher_id]
-        if dropped:
-            self._queues[shard] = deque(item for item in queue if _dispatcher_id(item) != dispatcher_id)
-            self._queued -= len(dropped)
-            if not self._queues[shard] and shard not in self._underway:
-                self._ready.remove(shard)
-        return dropped
+        if dispatcher_id in self._underway:
+            dropped, self._underway[dispatcher_id] = self._underway[dispatcher_id], deque()
+        else:
+            number = self.route(dispatcher_id)
+            dropped = self._shards[number].pop(dispatcher_id, deque())
+            if dropped and not self._shards[number]:
+                self._ready.remove(number)
+        self._queued -= len(dropped)
+        return list(dropped)
 
 
 def _dispatcher_id(item: QueueItem) -> str:
@@ -156,22 +166,27 @@ def _dispatcher_id(item: QueueItem) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeJob:
-    """Batches of several shards, to be encoded together.
+class EncodeBatch:
+    """A batch of a dispatcher with something to encode.
 
-    `direct` are the events among them that go into files without the spool, with their expected bytes. Those
+    `direct` are the events in it that go into files without the spool, with their expected bytes. Those
     of `filling` fill a file each, so that several are made at the same time.
     """
 
-    batches: tuple[ShardBatch, ...]
+    batch: ShardBatch
     direct: dict[DmlEvent, int]
+    filling: frozenset[DmlEvent]
     expected_bytes: int  # of the others
-    filling: frozenset[DmlEvent] = frozenset()
+
+    @property
+    def dispatcher_id(self) -> str:
+        """Whose events these are."""
+        return self.batch.dispatcher_id
 
     @property
     def events(self) -> list[DmlEvent]:
         """The events to encode, in the order that `Ledger.finish_encode` expects."""
-        return [event for batch in self.batches for event in batch.events if event not in self.direct]
+        return [event for event in self.batch.events if event not in self.direct]
 
 
 class Ledger:
@@ -205,7 +220,8 @@ class Ledger:
         self.buffers = Buffers(
             options.file_size, options.flush_interval_s, self._file_ratios, files_max=self._files_max
         )
-        self._job_bytes = min(_ENCODE_JOB_BYTES, max(options.spool_disk_quota // 4, 1))
+        # What is taken or encoded at once: a segment of the spool is released as a whole.
+        self.take_bytes = min(_TAKE_BYTES, max(options.spool_disk_quota // 4, 1))
         self._metrics = metrics
         self._on_free = on_free
         self._clock = clock
@@ -229,29 +245,41 @@ class Ledger:
         oldest = next(iter(self._arrivals.values()), None)
         return 0.0 if oldest is None else self._clock.monotonic() - oldest
 
-    def next_job(self) -> EncodeJob | None:
-        """Return what to encode next, as far as the spool has room; None when there is nothing."""
-        room = self.spool.room
-        batches = self.shards.take(self._weigh, room=room, limit=self._job_bytes, alone=self.spool.empty)
-        if not batches:
-            self._make_room(room)
-            return None
+    def collect(self) -> list[EncodeBatch]:
+        """Take what waits, as far as the spool has room; return what is to be encoded.
+
+        Events that go into files without the spool, and markers, go on at once if nothing of their dispatcher
+        before them is to be encoded.
+        """
+        collected = []
+        while batches := self.shards.take(
+            self._weigh, room=self.spool.room, limit=self.take_bytes, alone=self.spool.empty
+        ):
+            for batch in batches:
+                encoding = self._divide(batch)
+                if encoding.events:
+                    self.spool.expect(encoding.expected_bytes)
+                    collected.append(encoding)
+                else:
+                    self.finish_encode(encoding, ())
+        self._make_room()
+        return collected
+
+    def _divide(self, batch: ShardBatch) -> EncodeBatch:
+        """Decide which events of a batch are encoded into the spool."""
         direct: dict[DmlEvent, int] = {}
         filling: set[DmlEvent] = set()
         expected_bytes = 0
-        spooled: set[str] = set()  # dispatchers with an event before that goes to the spool
-        for event in (event for batch in batches for event in batch.events):
+        for event in batch.events:
             weight = self._weigh(event)
             if self._fills_file(event, weight):
                 direct[event] = weight
                 filling.add(event)
-            elif self._is_direct(event, weight, follows_spooled=event.slice.dispatcher.id in spooled):
+            elif self._is_direct(event, weight, follows_spooled=expected_bytes > 0):
                 direct[event] = weight
             else:
-                spooled.add(event.slice.dispatcher.id)
                 expected_bytes += weight
-        self.spool.expect(expected_bytes)
-        return EncodeJob(tuple(batches), direct, expected_bytes, frozenset(filling))
+        return EncodeBatch(batch, direct, frozenset(filling), expected_bytes)
 
     def _fills_file(self, event: DmlEvent, nbytes: int) -> bool:
         """Return whether a slice fills a file, which is then made without the spool.
@@ -296,30 +324,33 @@ class Ledger:
         ratio = self._chunk_ratios.ratio(event.slice.dispatcher.id)
         return max(int(event.slice.nbytes * ratio), 1)
 
-    def _make_room(self, room: int) -> None:
-        """If an event waits for room, make files of the oldest segments due, up to half of the quota."""
+    def _make_room(self) -> None:
+        """If an event waits for room, make files of the oldest segments due, up to half of the quota.
+
+        There will be room without that if running jobs add less than is expected, and while files are made.
+        """
         waiting = self.shards.first_waiting()
         need = self._weigh(waiting) if waiting is not None else 0
-        if need > room:
-            quota = self.spool.quota_bytes
+        quota = self.spool.quota_bytes
+        moving = self.spool.nbytes > self.buffers.resting_bytes
+        if need > quota - self.spool.retained_bytes and not moving:
             keep = max(min(quota // 2, quota - need), 0)
             self.buffers.unpin(set(self.spool.oldest_segments(keep)))
 
-    def finish_encode(self, job: EncodeJob, chunks: Sequence[Sequence[Chunk]]) -> None:
-        """Move the events of a job into the spool, with the chunks of each; the markers follow them."""
-        self.spool.settle(job.expected_bytes)
+    def finish_encode(self, encoding: EncodeBatch, chunks: Sequence[Sequence[Chunk]]) -> None:
+        """Move the events of a batch into the spool, with the chunks of each; its markers follow them."""
+        self.spool.settle(encoding.expected_bytes)
         for chunk_list in chunks:
             self.spool.add(chunk_list)
         in_order = iter(chunks)
-        for batch in job.batches:
-            for item in batch.items:
-                if not isinstance(item, DmlEvent):
-                    self._mark(item)
-                elif item in job.direct:
-                    self._enqueue_direct(item, job.direct[item], several=item in job.filling)
-                else:
-                    self._enqueue(item, next(in_order))
-            self.shards.finish(batch)
+        for item in encoding.batch.items:
+            if not isinstance(item, DmlEvent):
+                self._mark(item)
+            elif item in encoding.direct:
+                self._enqueue_direct(item, encoding.direct[item], several=item in encoding.filling)
+            else:
+                self._enqueue(item, next(in_order))
+        self.shards.finish(encoding.batch)
         self._relieve()
 
     def _enqueue_direct(self, event: DmlEvent, nbytes: int, *, several: bool) -> None:

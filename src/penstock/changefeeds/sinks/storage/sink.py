@@ -83,7 +83,7 @@ class StorageSink:
             self._metrics,
             self._tasks,
             on_progress=self._notify,
-            on_due=self._writing.changed.notify,
+            on_due=self._notify_writing,
             clock=clock,
         )
         self._checkpoints = CheckpointWriter(files, self._threads, self._metrics, clock)
@@ -230,6 +230,11 @@ class StorageSink:
 
     def _notify(self) -> None:
         """Wake every loop: something has moved from one stage to the next."""
+        self._encoding.changed.notify()
+        self._notify_writing()
+
+    def _notify_writing(self) -> None:
+        """Wake the loop that writes, and whoever waits for what has moved."""
         spool = self._ledger.spool
         self._metrics.set_levels(
             queued=len(self._ledger.shards),
@@ -238,7 +243,6 @@ class StorageSink:
             retained_bytes=spool.retained_bytes,
             active=self._ledger.buffers.active,
         )
-        self._encoding.changed.notify()
         self._writing.changed.notify()
         self._notifier.notify_all()
 

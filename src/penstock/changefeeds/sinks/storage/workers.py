@@ -1,7 +1,8 @@
 """The two loops of the storage sink: one encodes what waits in the shards, one writes the files that are due.
 
-Each runs several jobs at a time, so that slow requests overlap. Files that are made of slices, without the
-spool, are given to the engine one by one: each is acknowledged when it is done, whatever the others do.
+Each runs several jobs at a time, so that slow requests overlap. Small encodes share jobs, large and slow ones
+have jobs of their own. Files that are made of slices, without the spool, are given to the engine one by one:
+each is acknowledged when it is done, whatever the others do.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 
 from penstock import tracing
 from penstock.changefeeds.codecs.encoder import header_of
@@ -26,7 +27,8 @@ from penstock.changefeeds.engines.engine import (
 from penstock.changefeeds.model import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import DmlEvent
 from penstock.changefeeds.sinks.storage.buffers import FileTask
-from penstock.changefeeds.sinks.storage.ledger import EncodeJob, Ledger
+from penstock.changefeeds.sinks.storage.job_queue import DispatcherJob, JobQueue
+from penstock.changefeeds.sinks.storage.ledger import EncodeBatch, Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarget, RemoteFiles
@@ -38,14 +40,18 @@ from penstock.follow.slices import Slice
 
 _log = logging.getLogger(__name__)
 
-_ENCODE_JOBS_MAX = 4
+_SHARED_JOBS_MAX = 2
+_ALONE_JOBS_MAX = 4
 _WRITE_JOBS_MAX = 8
 _JOB_FILES_MAX = 512
 _PLACE_S = 0.25  # for which the files of a job wait for those that take long to place
 
 
 class EncodeLoop:
-    """Runs encode jobs. While all are busy more slices become ready, so the next job is larger."""
+    """Takes what waits in the shards, and runs encode jobs of what has to go through the spool.
+
+    A batch goes on when its own job has ended, and what needs no job at once.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class EncodeLoop:
         on_due: Callable[[], None],
         clock: Clock,
     ) -> None:
+        """`on_due` is called when files may be due, `on_progress` also when there may be more room."""
         self._engine = engine
         self._ledger = ledger
         self._options = options
@@ -67,28 +74,40 @@ class EncodeLoop:
         self._on_progress = on_progress
         self._on_due = on_due
         self._clock = clock
-        self._jobs = 0
+        self._jobs = JobQueue[EncodeBatch](
+            dispatcher_of=lambda batch: batch.dispatcher_id,
+            weigh=lambda batch: batch.expected_bytes,
+            shared_max=_SHARED_JOBS_MAX,
+            alone_max=_ALONE_JOBS_MAX,
+            bytes_max=ledger.take_bytes,
+        )
         self.changed = WakeUp(clock)  # there is more in the shards, or more room in the spool
 
     async def run(self) -> None:
         """Start encode jobs for ever."""
         while True:
-            while self._jobs < _ENCODE_JOBS_MAX and (job := self._ledger.next_job()) is not None:
-                self._jobs += 1
+            waited = len(self._ledger.shards)
+            for batch in self._ledger.collect():
+                self._jobs.add(batch)
+            while (job := self._jobs.take()) is not None:
                 self._tasks.start(self._encode(job))
-            if self._ledger.buffers.has_due:  # the search for the next job may have made files due, for room
+            # What needs no job has gone on, or files were made due for room.
+            if len(self._ledger.shards) < waited or self._ledger.buffers.has_due:
                 self._on_due()
             await self.changed.wait()
 
-    async def _encode(self, job: EncodeJob) -> None:
-        work = [self._work(event) for event in job.events]
+    async def _encode(self, job: DispatcherJob[EncodeBatch]) -> None:
+        work = [self._work(event) for batch in job.work for event in batch.events]
         began_at = self._clock.monotonic()
         with self._metrics.stage("encode"):
-            chunks = await self._engine.encode(work) if work else []
+            chunks = await self._engine.encode(work)
             assert len(chunks) == len(work), "an engine gives the chunks of each slice"
-        self._metrics.encode_seconds.observe(self._clock.monotonic() - began_at)
-        self._ledger.finish_encode(job, chunks)
-        self._jobs -= 1
+        seconds = self._clock.monotonic() - began_at
+        self._metrics.encode_seconds.observe(seconds)
+        in_order = iter(chunks)
+        for batch in job.work:
+            self._ledger.finish_encode(batch, list(islice(in_order, len(batch.events))))
+        self._jobs.finish(job, seconds)
         self._on_progress()
 
     def _work(self, event: DmlEvent) -> EncodeWork:
