@@ -39,8 +39,13 @@ def table_field(table_id: int) -> bytes:
 
 
 def row_id_field(table_id: int) -> bytes:
-    """Return the field that counts a table's row ids and auto-increment values."""
+    """Return the field that counts a table's row ids, and mostly its auto-increment values too."""
     return b"TID:%d" % table_id
+
+
+def increment_field(table_id: int) -> bytes:
+    """Return the field that counts auto-increment values of a table which counts them apart."""
+    return b"IID:%d" % table_id
 
 
 def table_key(database_id: int, table_id: int) -> bytes:
@@ -133,9 +138,15 @@ class MetaWriter(MetaReader):
         """Increment and return the schema version. Two schema changes cannot commit at once."""
         return self._increment(meta_string_key(SCHEMA_VERSION), 1)
 
-    def take_row_ids(self, database_id: int, table_id: int, count: int, *, above: int = 0) -> tuple[int, int]:
-        """Reserve `count` row ids that are greater than `above`; return the first and the last."""
-        key = meta_hash_key(database_field(database_id), row_id_field(table_id))
+    def take_row_ids(
+        self, database_id: int, table_id: int, count: int, *, above: int = 0, apart: bool = False
+    ) -> tuple[int, int]:
+        """Reserve `count` row ids that are greater than `above`; return the first and the last.
+
+        `apart`: they are auto-increment values of a table that counts those apart.
+        """
+        field = increment_field(table_id) if apart else row_id_field(table_id)
+        key = meta_hash_key(database_field(database_id), field)
         base = max(_number(self._txn.get(key)), above)
         self._txn.put(key, b"%d" % (base + count))
         return base + 1, base + count
@@ -161,6 +172,7 @@ class MetaWriter(MetaReader):
         if not keep_counter:
             counter = database_field(table.counter_database_id(database_id))
             self.delete_field(counter, row_id_field(table.id))
+            self.delete_field(counter, increment_field(table.id))
 
     def put_job(self, job: DdlJob, diff: SchemaDiff) -> None:
         """Write a finished job and its schema diff."""

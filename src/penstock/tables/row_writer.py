@@ -252,6 +252,7 @@ class RowWriter(RowReader):
             return
         given = columns.get(column.id)
         chosen = [None] * count if given is None else given if isinstance(given, list) else given.to_pylist()
-        self._row_ids.pass_over(*self._counter, max((int(number) for number in chosen if number), default=0))
-        numbers = iter(self._row_ids.take(*self._counter, sum(not number for number in chosen)))
+        highest, apart = max((int(number) for number in chosen if number), default=0), self.table.counts_apart
+        self._row_ids.pass_over(*self._counter, highest, apart=apart)
+        numbers = iter(self._row_ids.take(*self._counter, sum(not number for number in chosen), apart=apart))
         columns[column.id] = [number or next(numbers) for number in chosen]

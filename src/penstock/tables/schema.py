@@ -124,6 +124,7 @@ class IndexInfo:
 
 
 _BTREE = 1
+_COUNTS_APART_VERSION = 5
 _INDEX_DEFAULTS = {"tbl_name": {"O": "", "L": ""}, "comment": "", "index_type": _BTREE, "is_invisible": False}
 _INDEX_MEMBERS = ("id", "idx_name", "idx_cols", "state", "is_unique", "is_primary", "is_global")
 
@@ -340,6 +341,11 @@ class TableInfo:
     def counter_database_id(self, database_id: int) -> int:
         """Return the database that has the counter of row ids: the one in which the table was created."""
         return int(self.extra.get("old_schema_id") or database_id)
+
+    @property
+    def counts_apart(self) -> bool:
+        """Whether auto-increment values and row ids have counters of their own: with AUTO_ID_CACHE=1."""
+        return self.version >= _COUNTS_APART_VERSION and self.extra.get("auto_id_cache") == 1
 
     @cached_property
     def auto_increment(self) -> ColumnInfo | None:

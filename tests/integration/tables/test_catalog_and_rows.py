@@ -19,7 +19,7 @@ from penstock.tables.codec import rows
 from penstock.tables.codec.ordered import encode_int
 from penstock.tables.columns import SchemaState
 from penstock.tables.ddl_jobs import DdlAction, SchemaDiff
-from penstock.tables.keys import index_prefix, prefix_end, record_key, record_range
+from penstock.tables.keys import index_prefix, meta_hash_key, prefix_end, record_key, record_range
 from penstock.tables.meta import MetaReader, MetaWriter
 from support.warmstore import WarmStore
 
@@ -197,6 +197,32 @@ def test_numbers_are_given_to_rows_that_bring_none(db: Catalog) -> None:
     other = Catalog(db._client).table("shop.log")
     assert other.insert([{"line": "e"}])[0] > 50_000
     assert log.to_arrow().num_rows == 5
+
+
+@pytest.mark.parametrize("clustered", [True, False])
+def test_a_table_with_auto_id_cache_1_counts_where_tidb_counts(
+    db: Catalog, client: Client, clustered: bool
+) -> None:
+    info = db.create_table(
+        "shop.t", [("id", "bigint auto_increment"), ("v", "int")], primary_key=["id"], clustered=clustered
+    )
+    database = db.schema().database("shop")
+    hash_name = f"DB:{database.id}".encode()
+    counters = {name: meta_hash_key(hash_name, f"{name}:{info.id}".encode()) for name in ("TID", "IID")}
+    with client.begin() as txn:
+        cached = replace(info, version=5, extra={**info.extra, "auto_id_cache": 1})
+        MetaWriter(txn).put_table(database.id, cached)
+        MetaWriter(txn).next_schema_version()
+        txn.put(counters["IID"], b"4000")  # what TiDB has given out
+    table = Catalog(client).table("shop.t")
+    assert table.insert([{"v": 1}, {"id": 9000, "v": 2}, {"v": 3}]) == [9001, 9000, 9002]
+    assert table.insert([{"v": 4}]) == [9003]
+    snapshot = client.snapshot(client.timestamp())
+    assert int(snapshot.get(counters["IID"]) or 0) >= 9003
+    assert (snapshot.get(counters["TID"]) is None) == clustered
+    db.drop_table("shop.t")
+    after = client.snapshot(client.timestamp())
+    assert [after.get(key) for key in counters.values()] == [None, None]
 
 
 def test_rows_without_a_primary_key_are_named_by_their_row_id(db: Catalog) -> None:
