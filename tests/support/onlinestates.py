@@ -6,17 +6,35 @@ from dataclasses import dataclass, replace
 from penstock.kv import Client, Transaction
 from penstock.kv.transact import transact
 from penstock.tables import Catalog, Index
+from penstock.tables.codec.ordered import INT_BYTES
 from penstock.tables.columns import ColumnInfo, SchemaState
 from penstock.tables.conversion import convert
 from penstock.tables.define import define_column, with_index
-from penstock.tables.indexes import entry, written_indexes
-from penstock.tables.keys import decode_record_key, index_prefix, prefix_end, record_range
+from penstock.tables.indexes import entry, handle_in, written_indexes
+from penstock.tables.keys import (
+    PREFIX_BYTES,
+    TEMP_INDEX,
+    Handle,
+    decode_record_key,
+    index_prefix,
+    prefix_end,
+    record_key,
+    record_range,
+)
 from penstock.tables.meta import MetaWriter
 from penstock.tables.records import Record, read_record, value_of
 from penstock.tables.schema import IndexInfo, TableInfo
 from penstock.tables.schema_snapshot import split_name
+from penstock.tables.temp_index import Change, decode_changes
 
-__all__ = ["OnlineChange", "add_index", "assert_entries_agree", "drop_index", "modify_column"]
+__all__ = [
+    "OnlineChange",
+    "add_index",
+    "add_index_aside",
+    "assert_entries_agree",
+    "drop_index",
+    "modify_column",
+]
 
 ADDED = (SchemaState.DELETE_ONLY, SchemaState.WRITE_ONLY, SchemaState.WRITE_REORG)
 DROPPED = (SchemaState.WRITE_ONLY, SchemaState.DELETE_ONLY, SchemaState.DELETE_REORG)
@@ -123,6 +141,98 @@ def add_index(client: Client, name: str, index: Index) -> OnlineChange:
             _index_state(index.name, SchemaState.PUBLIC),
         ],
     )
+
+
+def add_index_aside(client: Client, name: str, index: Index) -> OnlineChange:
+    """Return TiDB's ADD INDEX with tidb_ddl_enable_fast_reorg.
+
+    The rows of a snapshot become entries later; writers meanwhile note their changes in the temporary index,
+    which is merged in the end.
+    """
+    sorted_aside: dict[bytes, bytes] = {}
+
+    def state(state: SchemaState, backfill: int) -> Callable[[OnlineChange], None]:
+        def set_state(table: TableInfo) -> TableInfo:
+            made = table if any(one.name == index.name for one in table.indexes) else with_index(table, index)
+            changed = replace(made.index(index.name), state=state, extra={"backfill_state": backfill})
+            others = [one for one in made.indexes if one.name != index.name]
+            return replace(made, indexes=(*others, changed))
+
+        return lambda change: change.describe(set_state)
+
+    def read(change: OnlineChange) -> None:
+        table = change.table
+        snapshot = client.snapshot(client.timestamp())
+        for key, value in snapshot.iter(*record_range(table.id)):
+            made = entry(
+                table, table.index(index.name), read_record(table, key, value), decode_record_key(key)[1]
+            )
+            sorted_aside[made.key] = made.value
+
+    def ingest(change: OnlineChange) -> None:
+        del change
+        with client.begin() as txn:
+            txn.put_many(list(sorted_aside), list(sorted_aside.values()))
+
+    def merge(change: OnlineChange) -> None:
+        table = change.table
+        prefix = index_prefix(table.id, TEMP_INDEX | table.index(index.name).id)
+        for key, _ in list(client.snapshot(client.timestamp()).iter(prefix, prefix_end(prefix))):
+
+            def apply(txn: Transaction, key: bytes = key) -> None:
+                _merge_entry(txn, table, table.index(index.name), key)
+
+            transact(client.begin, apply)
+
+    def drop_temporary(change: OnlineChange) -> None:
+        _delete_entries(change, [TEMP_INDEX | change.table.index(index.name).id])
+
+    return OnlineChange(
+        client,
+        name,
+        [
+            state(SchemaState.DELETE_ONLY, 1),
+            state(SchemaState.WRITE_ONLY, 1),
+            state(SchemaState.WRITE_REORG, 1),
+            read,
+            ingest,
+            state(SchemaState.WRITE_REORG, 2),
+            state(SchemaState.WRITE_REORG, 3),
+            merge,
+            merge,
+            state(SchemaState.PUBLIC, 0),
+            drop_temporary,
+        ],
+    )
+
+
+def _merge_entry(txn: Transaction, table: TableInfo, index: IndexInfo, key: bytes) -> None:
+    """Do in the index what a temporary entry says, as TiDB's merge does it."""
+    raw = txn.get(key) or b""
+    real = index_prefix(table.id, index.id) + key[PREFIX_BYTES + INT_BYTES :]
+    if raw[:1] in (b"\1", b"\3"):  # not unique: one change, and the handle is in the key
+        if raw[-1:] == b"b" and raw[0] == 1:
+            txn.put(real, raw[1:-1])
+        elif raw[-1:] == b"b":
+            txn.delete(real)
+        return
+    latest: dict[Handle, Change] = {}
+    for change in decode_changes(raw):
+        handle = change.handle if change.value is None else handle_in(index, real, change.value)
+        assert handle is not None
+        latest.pop(handle, None)
+        latest[handle] = change
+    for handle, change in latest.items():
+        found = txn.get(real)
+        if change.letter != b"b":
+            continue
+        if change.value is not None:
+            assert found in {None, change.value}, "the index is not unique"
+            txn.put(real, change.value)
+        elif found is not None:
+            owner = handle_in(index, real, found)
+            if owner == handle or txn.get(record_key(table.id, owner)) is None:
+                txn.delete(real)
 
 
 def drop_index(client: Client, name: str, index: str) -> OnlineChange:

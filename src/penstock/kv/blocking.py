@@ -123,6 +123,11 @@ class Transaction:
         """How far the transaction has come."""
         return self._txn.phase
 
+    @property
+    def pessimistic(self) -> bool:
+        """Whether keys are locked when they are written, not at the commit."""
+        return self._txn.pessimistic
+
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, None when it has none."""
         return _run(self._txn.get(key))

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from penstock.errors import Invalid, Unavailable
+from penstock.tables import temp_index
 from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.columns import ColumnFlag, ColumnInfo, SchemaState
 from penstock.tables.conversion import can_convert, convert
@@ -157,14 +158,10 @@ def partitions_of(name: str, table: TableInfo) -> Partitions:
 def _is_out_of_reach(table: TableInfo) -> bool:
     """Return whether a running change needs writes of a kind that Penstock does not make."""
     states = {SchemaState.NONE, SchemaState.REPLICA_ONLY, SchemaState.GLOBAL_TXN_ONLY}
-    # While TiDB sorts the entries of a new index aside, its writers note changes in a temporary index.
-    aside = any(
-        index.state is not SchemaState.PUBLIC and index.extra.get("backfill_state") for index in table.indexes
-    )
     changing = [(column, column.changes_from) for column in table.columns if column.changes_from is not None]
     return (
         table.state is not SchemaState.PUBLIC
-        or aside
+        or not all(map(temp_index.is_known, table.indexes))
         or bool(
             states & ({column.state for column in table.columns} | {index.state for index in table.indexes})
         )

@@ -1,6 +1,6 @@
 """Changes of a table's rows and index entries in a transaction."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from penstock.tables.records import Record, check_datum, default_value, handle_o
 from penstock.tables.row_reader import RowReader, RowRef
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexInfo
 from penstock.tables.schema_snapshot import TablePlace
+from penstock.tables.temp_index import TempIndex, letter_of
 from penstock.tables.values import from_datum
 
 Row = Mapping[str, Any]
@@ -75,14 +76,14 @@ class RowWriter(RowReader):
         is_numbered = self.table.handle_kind is HandleKind.ROWID
         numbers = iter(self._row_ids.take(*self._counter, len(records) if is_numbered else 0))
         pairs: list[tuple[bytes, bytes]] = []
-        entries: list[IndexEntry | None] = []
+        entries: list[tuple[IndexInfo, IndexEntry | None]] = []
         primary_keys: list[Any] = []
         for record in records:
             whole = self._form.complete(record)
             handle = next(numbers) if is_numbered else handle_of(self.table, record)
             ref = RowRef(self.home(record), handle)
             pairs.append((record_key(*ref), value_of(self.table, whole, self._form.columns)))
-            entries += [self._entry(index, whole, ref) for index in self._form.added]
+            entries += [(index, self._entry(index, whole, ref)) for index in self._form.added]
             key = tuple(from_datum(column.type, record[column.id]) for column in self.table.primary_key)
             primary_keys.append(key[0] if len(key) == 1 else key or handle)
         self._txn.insert_many([key for key, _ in pairs], [value for _, value in pairs])
@@ -102,7 +103,14 @@ class RowWriter(RowReader):
         is_numbered = self.table.handle_kind is HandleKind.ROWID
         handles = list(self._row_ids.take(*self._counter, len(batch))) if is_numbered else batch.handles
         self._txn.insert_many(*batch.record_pairs(handles))
-        for entries in batch.entries(handles):
+        for index, entries in zip(self._form.added, batch.entries(handles), strict=True):
+            if letter_of(index):
+                self._aside(index).add(
+                    IndexEntry(key, value, distinct)
+                    for distinct, pairs in ((True, entries.distinct), (False, entries.shared))
+                    for key, value in zip(*pairs, strict=True)
+                )
+                continue
             self._txn.insert_many(*entries.distinct)
             self._txn.put_many(*entries.shared)
         return batch.primary_keys if self.table.primary_key else list(handles)
@@ -167,7 +175,7 @@ class RowWriter(RowReader):
         gone_keys: list[bytes] = []
         puts: dict[bytes, bytes] = {}
         removals: list[_Removal] = []
-        added: list[IndexEntry | None] = []
+        added: list[tuple[IndexInfo, IndexEntry | None]] = []
         for ref, old, new in changes:
             known = self._form.recall(old)
             whole = None if new is None else self._form.complete(new, old)
@@ -181,7 +189,7 @@ class RowWriter(RowReader):
                 gone = self._entry(index, known, ref) if self._form.covers(index, known) else None
                 made = self._entry(index, whole, target) if whole is not None and is_added else None
                 if gone is None or made is None or gone.key != made.key:
-                    added.append(made)
+                    added.append((index, made))
                     if gone is not None and (is_added or not self._keeps(index, whole, ref, gone)):
                         removals.append(_Removal(index, ref, gone, None))
                 elif gone.value != made.value:
@@ -199,8 +207,16 @@ class RowWriter(RowReader):
         entry = self._entry(index, latest, ref)
         return entry is not None and entry.key == gone.key
 
+    def _aside(self, index: IndexInfo) -> TempIndex:
+        return TempIndex(self._txn, index)
+
     def _remove_entries(self, removals: Sequence[_Removal]) -> None:
         """Delete or change entries. One of a unique index that is not complete yet may be another row's."""
+        for index in {one.of.id: one.of for one in removals if letter_of(one.of)}.values():
+            noted = [one for one in removals if one.of.id == index.id]
+            self._aside(index).remove([(one.entry, one.ref.handle) for one in noted])
+            self._aside(index).add(one.replacement for one in noted if one.replacement is not None)
+        removals = [one for one in removals if not letter_of(one.of)]
         unsure = [
             removal.entry.key
             for removal in removals
@@ -239,8 +255,11 @@ class RowWriter(RowReader):
         partition_id = None if ref.physical_id == self.table.id else ref.physical_id
         return indexes.entry(self.table, index, record, ref.handle, partition_id)
 
-    def _add_entries(self, entries: Iterable[IndexEntry | None]) -> None:
-        made = [entry for entry in entries if entry is not None]
+    def _add_entries(self, entries: Sequence[tuple[IndexInfo, IndexEntry | None]]) -> None:
+        for index in {index.id: index for index, _ in entries if letter_of(index)}.values():
+            noted = (entry for of, entry in entries if of.id == index.id)
+            self._aside(index).add(entry for entry in noted if entry is not None)
+        made = [entry for index, entry in entries if entry is not None and not letter_of(index)]
         for distinct, write in ((True, self._txn.insert_many), (False, self._txn.put_many)):
             chosen = [entry for entry in made if entry.distinct is distinct]
             write([entry.key for entry in chosen], [entry.value for entry in chosen])

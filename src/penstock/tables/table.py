@@ -22,6 +22,7 @@ from penstock.tables.row_reader import RowReader
 from penstock.tables.row_writer import RowWriter
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, TableInfo
 from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace
+from penstock.tables.temp_index import index_id_of
 
 
 class DuplicateRow(KeyExists):
@@ -37,8 +38,8 @@ class DuplicateRow(KeyExists):
 def _what(table: TableInfo, key: bytes) -> str:
     if is_record_key(key):
         return "primary key"
-    _, index_id = decode_index_prefix(key)
-    index = next((index for index in table.indexes if index.id == index_id), None)
+    _, number = decode_index_prefix(key)
+    index = next((index for index in table.indexes if index.id == index_id_of(number)), None)
     if index is None:
         return "unique values"
     return "primary key" if index.primary else f"values in unique index {index.name}"

@@ -445,7 +445,7 @@ def test_tables_that_cannot_be_written_whole_are_refused(db: Catalog, client: Cl
     info = db.create_table("shop.orders", ORDERS, indexes=[Index("by_customer", ["customer"])])
     database = db.schema().database("shop")
     generated = replace(info.columns[2], generated_expr="`id` + 1", generated_stored=True)
-    changing = replace(info.indexes[0], state=SchemaState.WRITE_ONLY, extra={"backfill_state": 1})
+    changing = replace(info.indexes[0], state=SchemaState.WRITE_ONLY, extra={"backfill_state": 4})
     refused = {
         "generated": (Invalid, replace(info, columns=(*info.columns[:2], generated))),
         "being changed": (Unavailable, replace(info, indexes=(changing,))),

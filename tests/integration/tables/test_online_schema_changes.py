@@ -11,12 +11,19 @@ import pytest
 
 from penstock.errors import Conflict, Invalid, KeyExists
 from penstock.kv import Client, Transaction
-from penstock.tables import Catalog, Index, Table
+from penstock.tables import Catalog, DuplicateRow, Index, Table
 from penstock.tables.columns import ColumnFlag, SchemaState
 from penstock.tables.indexes import entry, handle_in
 from penstock.tables.records import to_record
 from support.campaign import seeds
-from support.onlinestates import OnlineChange, add_index, assert_entries_agree, drop_index, modify_column
+from support.onlinestates import (
+    OnlineChange,
+    add_index,
+    add_index_aside,
+    assert_entries_agree,
+    drop_index,
+    modify_column,
+)
 from support.warmstore import WarmStore
 
 COLUMNS = [("id", "bigint"), ("v", "varchar(20)"), ("n", "int"), ("w", "int default 7")]
@@ -26,6 +33,8 @@ ADD_UNIQUE = Index("added", ["v"], unique=True)
 CHANGES: dict[str, Callable[[Client, str], OnlineChange]] = {
     "add index": lambda client, name: add_index(client, name, ADD_PLAIN),
     "add unique index": lambda client, name: add_index(client, name, ADD_UNIQUE),
+    "add index aside": lambda client, name: add_index_aside(client, name, ADD_PLAIN),
+    "add unique index aside": lambda client, name: add_index_aside(client, name, ADD_UNIQUE),
     "drop index": lambda client, name: drop_index(client, name, "by_v"),
     "modify column": lambda client, name: modify_column(client, name, "v", "bigint"),
 }
@@ -142,6 +151,45 @@ def test_an_entry_of_another_row_in_a_new_unique_index_stays(db: Catalog, client
     assert handle_in(index, wanted.key, found) == 2
     online.finish()
     assert_entries_agree(client, "shop.t")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unique_values_that_move_while_an_index_is_filled_aside_stay_unique(
+    db: Catalog, client: Client, kind: str
+) -> None:
+    key, clustered = KINDS[kind]
+    db.create_table("shop.t", COLUMNS, primary_key=key, clustered=clustered)
+    table = db.table("shop.t")
+    table.insert([row(number) for number in range(9)])
+    online, number = add_index_aside(client, "shop.t", ADD_UNIQUE), 100
+    while not online.done:
+        online.advance()
+        if len(online.steps) <= 6:  # the rows of before have their entries
+            with pytest.raises(DuplicateRow, match="unique index added"):
+                table.insert([row(number, text=80)])
+            with pytest.raises(DuplicateRow, match="unique index added"):
+                table.update([{**row(7), "v": "80"}])
+            late = db.begin()
+            table.insert([row(number, text=80)], txn=late)
+            with pytest.raises(KeyExists):
+                late.commit()
+            with pytest.raises(KeyExists):
+                table.insert([row(number, text=1), row(number + 1, text=1)])
+        first, second = table.get(key_of(1, kind)), table.get(key_of(2, kind))
+        table.update([{**first, "v": second["v"]}, {**second, "v": first["v"]}])
+        table.delete([key_of(3, kind)])
+        table.insert([row(number, text=30)])
+        table.delete([key_of(number, kind)])
+        table.insert([{**row(3), "w": number}])
+        table.insert([row(number * 100 + each) for each in range(40)])
+        table.upsert([{**row(4), "v": f"upserted {number}"}, row(number + 1)])
+        with db.begin() as txn:
+            table.update([{**row(5), "v": "passing"}], txn=txn)
+            table.update([{**row(6), "v": "50"}], txn=txn)
+            table.update([{**row(6), "v": "60"}, {**row(5), "v": "50"}], txn=txn)
+        number += 10
+    assert_entries_agree(client, "shop.t")
+    assert [one["id"] for one in table.find("added", "30")] == [3]
 
 
 def test_an_index_that_is_not_public_answers_no_reads(db: Catalog, client: Client) -> None:
