@@ -258,6 +258,7 @@ async def test_a_table_lost_while_it_was_being_subscribed_is_taken_back(
                 lambda: ManifestLog.open(b.storage, paths.table_root(table.physical_id), writer="rival")
             )
             rows.advance_resolved_ts(await b.do(b.client.timestamp))
+            rows.finish_first_scan()
             await b.do(capture.store.flush, table.physical_id)
             assert rows.disowned
         return await history_lost(capture, table, resolved_ts)

@@ -86,3 +86,42 @@ async def test_a_capture_that_ends_while_it_reads_a_table_again_reads_it_at_its_
         await until(lambda: second.store.readable_ts(table.id) > ts)
         ts = await b.flushed(table.id)
         assert [row["n"] for row in await b.do(stored, b, ts)] == [*map(str, range(1, 21)), "later"]
+
+
+LIGHTNING = 1 << 16
+"""The source of rows that TiDB Lightning imported: TiKV does not send them either."""
+
+
+async def test_a_table_that_is_captured_late_has_the_rows_that_the_cluster_does_not_send(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as b:
+        table = await b.do(b.db.create_table, "shop.items", COLUMNS)
+        await b.insert("shop.items", [{"id": n, "n": n, "name": f"item {n}"} for n in range(1, 301)])
+        await b.do(lambda: b.db.modify_column("shop.items", "n", "varchar(20)"))
+
+        def write_more() -> None:
+            items = b.db.table("shop.items")
+            items.upsert([{"id": 7, "n": "seven", "name": "later"}])
+            items.delete([8])
+            with b.client.begin(txn_source=LIGHTNING) as txn:
+                items.insert([{"id": n, "n": "i", "name": "imported"} for n in range(400, 410)], txn=txn)
+            assert b.client.gc(now := b.client.timestamp()) >= now
+
+        await b.do(write_more)
+        await b.capture()
+        begun_ts = await b.flushed(table.id)
+        wanted = (
+            {n: str(n) for n in range(1, 301) if n != 8} | {7: "seven"} | dict.fromkeys(range(400, 410), "i")
+        )
+        assert {row["id"]: row["n"] for row in await b.do(stored, b, begun_ts)} == wanted
+        await b.do(lambda: b.db.table("shop.items").upsert([{"id": 9, "n": "nine", "name": "later"}]))
+        await b.do(lambda: b.db.table("shop.items").delete([400]))
+        ts = await b.flushed(table.id)
+        del wanted[400]
+        assert {row["id"]: row["n"] for row in await b.do(stored, b, ts)} == wanted | {9: "nine"}
+        view = find_table(StorageRef(f"file://{b.folder}/events"), "shop.items", at_ts=ts)
+        with collect_changes(view, begun_ts, ts) as handle:
+            found = list(handle)
+        assert [row["id"] for batch in found for row in batch.data.to_pylist()] == [9]
+        assert sorted(row["id"] for batch in found for row in batch.tombstones.to_pylist()) == [9, 400]

@@ -52,6 +52,10 @@ _LOOK_EVERY_S = 10.0
 _SCHEMA_WAIT_S = 60.0
 _OPENED_AT_ONCE = 16
 _BACKFILL_BYTES = 4 * 1024 * 1024  # of rows that are made durable at once
+_COMPARED_KEYS = 1 << 20  # that are compared with the log at once
+_FETCHED_KEYS = 4096  # whose rows are read at once
+_FIRST_SCAN_ROUND_S = 0.1
+_FIRST_SCANS_MAX = 4  # tables that are compared at once
 
 
 @dataclass(slots=True)
@@ -125,6 +129,7 @@ class Capture:
             schemas=self.schemas,
             clock=clock,
             holds_rewrites=True,
+            holds_first_scans=True,
             on_fenced=lambda table_id: self._call_soon(self._drop_lost, table_id),
             on_refused=lambda table_id, error: self._call_soon(self._refuse, table_id, error),
             on_failure=lambda error: self._call_soon(self._fail, error),
@@ -147,6 +152,8 @@ class Capture:
         self._live: Mapping[str, CaptureLease] = {}
         self._rounds: list[asyncio.Task[None]] = []
         self._forgetting: dict[int, asyncio.Task[None]] = {}  # lost tables, until they are closed
+        self._unchecked: set[int] = set()  # tables whose first scan may leave out rows
+        self._checking: dict[int, asyncio.Task[None]] = {}
 
     @property
     def cluster_id(self) -> int:
@@ -206,7 +213,10 @@ class Capture:
         self.store.stop_holding_back()  # else a subscription that waits for a flush could not end
         for task in self._rounds:
             task.cancel()
-        await asyncio.gather(*self._rounds, *self._forgetting.values(), return_exceptions=True)
+        for check in self._checking.values():
+            check.cancel()
+        work = (*self._rounds, *self._forgetting.values(), *self._checking.values())
+        await asyncio.gather(*work, return_exceptions=True)
         self._rounds = []
         await asyncio.gather(
             *(self._clients.puller.unsubscribe(subscription) for subscription in self._subscriptions.values())
@@ -255,6 +265,10 @@ class Capture:
             asyncio.create_task(self._repeat(_ROUND_S, self._share_tables), name="penstock-capture-share"),
             asyncio.create_task(
                 self._repeat(_ROUND_S, self._store_rewritten_rows), name="penstock-capture-rewrites"
+            ),
+            asyncio.create_task(
+                self._repeat(_FIRST_SCAN_ROUND_S, self._check_first_scans),
+                name="penstock-capture-first-scans",
             ),
             asyncio.create_task(self._repeat(every, self._renew), name="penstock-capture-lease"),
             asyncio.create_task(
@@ -380,6 +394,8 @@ class Capture:
         if rows.disowned:  # it was lost before there was a subscription to end
             self._drop_lost(table.physical_id)
             return
+        if rows.incomplete:
+            self._unchecked.add(table.physical_id)
         _log.info(
             "capturing",
             extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id,
@@ -616,6 +632,53 @@ class Capture:
                        "seconds": round(self._clock.monotonic() - started, 3)},
             )  # fmt: skip
 
+    async def _check_first_scans(self) -> None:
+        """Complete tables whose first scan has ended, a few at once.
+
+        TiKV leaves rows out of it that a MODIFY COLUMN or an import of TiDB Lightning wrote last. Where older
+        versions of such a row are collected, the scan has nothing of the row.
+        """
+        for table_id in list(self._unchecked.difference(self._checking)):
+            rows = self.store.tables().get(table_id)
+            if rows is None or table_id not in self._subscriptions or not rows.incomplete:
+                self._unchecked.discard(table_id)
+            elif rows.resolved_ts and len(self._checking) < _FIRST_SCANS_MAX:
+                check = asyncio.create_task(
+                    self._complete_first_scan(rows), name="penstock-capture-first-scan"
+                )
+                self._checking[table_id] = check
+                check.add_done_callback(partial(self._end_check, table_id))
+
+    def _end_check(self, table_id: int, _check: asyncio.Task[None]) -> None:
+        del self._checking[table_id]
+
+    async def _complete_first_scan(self, rows: TableLog) -> None:
+        """Store the rows of a table that its first scan left out; a later round tries again what failed.
+
+        A row that was there where the history of the table begins is stored there, any other one as of now.
+        """
+        ts, started = rows.resolved_ts, self._clock.monotonic()
+        facts: dict[str, object] = {"table_id": rows.table_id, "ts": ts}
+        try:
+            known, missing = await compare_rows_at(self._clients.kv.snapshot, rows, ts)
+            for missing_at in (self.store.ownership(rows.table_id).state.oldest_ts, ts):
+                if missing and missing_at:
+                    await compare_rows_at(self._clients.kv.snapshot, rows, missing_at, store=True)
+        except (Invalid, Unavailable, Undetermined) as error:  # the rows of that time may be collected by now
+            _log.warning(
+                "the first scan of a table cannot be checked now", extra={**facts, "reason": str(error)}
+            )
+            return
+        except PenstockError as error:
+            self._fail(error)
+            return
+        rows.finish_first_scan()
+        facts |= {"rows": known, "seconds": round(self._clock.monotonic() - started, 3)}
+        if missing:
+            _log.warning("stored rows that a first scan left out", extra={**facts, "missing": missing})
+        else:
+            _log.info("the first scan of a table is complete", extra=facts)
+
     def _needed_ts(self) -> int | None:
         flushed = [max(_FIRST_TS, rows.flushed_ts) for rows in self.store.tables().values()]
         return min(flushed, default=None)
@@ -691,6 +754,62 @@ async def store_rows_at(snapshot: AsyncSnapshot, rows: TableLog, ts: int) -> int
     return stored + await _store_pages(loop, rows, pages, taken, ts)
 
 
+async def compare_rows_at(
+    read_at: Callable[[int], AsyncSnapshot], rows: TableLog, ts: int, *, store: bool = False
+) -> tuple[int, int]:
+    """Return how many rows a physical table has at `ts`, and how many of them no change up to then made.
+
+    With `store` the latter are stored, on the disk when it returns; they are no changes for readers. Reads
+    the keys of the table, and the values of what it stores. Takes the memory of a million keys. Raises
+    Invalid when the cluster has collected the rows of that time, Unavailable when it does not answer.
+    """
+    loop, known, missed = asyncio.get_running_loop(), 0, 0
+    keys: list[bytes] = []
+
+    async def compare() -> int:
+        missing = await asyncio.to_thread(_find_missing, rows, keys, ts)
+        for start in range(0, len(missing) if store else 0, _FETCHED_KEYS):
+            found = await read_at(ts).batch_get(missing[start : start + _FETCHED_KEYS])
+            await _store_raw(loop, rows, _inserts(found, ts))
+        return len(missing)
+
+    async for page in read_at(ts).scan_pages(*record_range(rows.table_id), key_only=True):
+        keys += [key for key, _ in page]
+        if len(keys) >= _COMPARED_KEYS:
+            known, missed = known + len(keys), missed + await compare()
+            keys = []
+    return known + len(keys), missed + (await compare() if keys else 0)
+
+
+def _find_missing(rows: TableLog, keys: list[bytes], ts: int) -> list[bytes]:
+    """Return those of a range's keys that no row has by the changes up to `ts` that are held."""
+    names = ["key", "commit_ts", "start_ts", "op"]
+    parts = []
+    for batch in rows.load(rows.list_held(0, ts), 0, ts):
+        held = batch.column("key")
+        inside = pc.and_(pc.greater_equal(held, keys[0]), pc.less_equal(held, keys[-1]))
+        parts.append(batch.select(names).filter(inside))
+    schema = pa.schema([RAW_SCHEMA.field(name) for name in names])
+    changes = pa.Table.from_batches(parts, schema).sort_by(
+        [("commit_ts", "ascending"), ("start_ts", "ascending")]
+    )
+    last = changes.group_by("key", use_threads=False).aggregate([("op", "last")])
+    live = last.filter(pc.equal(last.column("op_last"), int(Op.PUT))).column("key")
+    wanted = pa.array(keys, pa.binary())
+    missing: list[bytes] = wanted.filter(pc.invert(pc.is_in(wanted, value_set=live))).to_pylist()
+    return missing
+
+
+def _inserts(found: Mapping[bytes, bytes], ts: int) -> pa.RecordBatch:
+    """Return rows as inserts by a transaction that starts when it commits, which no change of others does."""
+    times = pa.repeat(pa.scalar(ts, pa.uint64()), len(found))
+    ops = pa.repeat(pa.scalar(Op.PUT, pa.uint8()), len(found))
+    keys, values = (pa.array(list(each), pa.binary()) for each in (found.keys(), found.values()))
+    return pa.RecordBatch.from_arrays(
+        [ops, times, times, keys, values, pa.nulls(len(found), pa.binary())], schema=RAW_SCHEMA
+    )
+
+
 def _keys_of_others(batch: pa.RecordBatch) -> pa.Array:
     """Return the keys that transactions of the cluster wrote; a capture's own rows start when they commit."""
     own = pc.equal(batch.column("start_ts"), batch.column("commit_ts"))
@@ -706,6 +825,12 @@ async def _store_pages(
     ops = pa.repeat(pa.scalar(Op.PUT, pa.uint8()), len(page))
     batch = pa.RecordBatch.from_arrays([ops, times, times, keys, values, values], schema=RAW_SCHEMA)
     batch = batch.filter(pc.invert(pc.is_in(keys, value_set=taken)))
+    await _store_raw(loop, rows, batch)
+    return int(batch.num_rows)
+
+
+async def _store_raw(loop: asyncio.AbstractEventLoop, rows: TableLog, batch: pa.RecordBatch) -> None:
+    """Store rows that were read from the cluster; return when they are on the disk."""
     durable = asyncio.Event()
 
     def finish() -> None:
@@ -713,4 +838,3 @@ async def _store_pages(
 
     if await asyncio.to_thread(rows.store_backfill, batch, finish):
         await durable.wait()
-    return int(batch.num_rows)

@@ -39,10 +39,10 @@ class EventStore:
 
     After a crash at any moment, `start` finds everything that was acknowledged, and each table says from
     where its subscription goes on; repeated deliveries are recognised. With `holds_rewrites` a table cannot
-    be read past the rewrite of a column until its values are stored. `on_fenced` is called with a table
-    that a newer owner has taken, `on_refused` with one that was given up because its rows cannot be kept,
-    `on_failure` with an error that ends the store. All are called on a thread of the store and must not
-    block.
+    be read past the rewrite of a column until its values are stored; with `holds_first_scans` a table without
+    objects cannot be read before `finish_first_scan`. `on_fenced` is called with a table that a newer owner
+    has taken, `on_refused` with one that was given up because its rows cannot be kept, `on_failure` with an
+    error that ends the store. All are called on a thread of the store and must not block.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class EventStore:
         schemas: Schemas,
         clock: Clock = SYSTEM,
         holds_rewrites: bool = False,
+        holds_first_scans: bool = False,
         on_fenced: Callable[[int], None] = lambda _: None,
         on_refused: Callable[[int, PenstockError], None] = lambda _, __: None,
         on_failure: Callable[[PenstockError], None] = lambda _: None,
@@ -62,6 +63,7 @@ class EventStore:
         self._storage = storage
         self._clock = clock
         self._holds_rewrites = holds_rewrites
+        self._holds_first_scans = holds_first_scans
         self._on_fenced = on_fenced
         self._on_refused = on_refused
         self._on_failure = on_failure
@@ -168,6 +170,7 @@ class EventStore:
                 resolved_ts=self._wal.cover(table_id).resolved_ts,
                 changed_ts=ownership.state.changed_ts,
                 rewritten_ts=max(flushed_ts, ownership.state.oldest_ts) if self._holds_rewrites else TS_MAX,
+                incomplete=self._holds_first_scans and not flushed_ts,
                 recovered=self._recovered.pop(table_id, ()),
                 admit=self._admit,
                 on_advance=self._wake_if_due,

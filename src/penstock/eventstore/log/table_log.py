@@ -124,6 +124,7 @@ class TableLog:
         resolved_ts: int,
         changed_ts: int = 0,
         rewritten_ts: int = TS_MAX,
+        incomplete: bool = False,
         recovered: Iterable[LoggedBatch] = (),
         admit: Callable[[], None],
         on_advance: Callable[[], None],
@@ -141,6 +142,7 @@ class TableLog:
         self._resolved_ts = max(flushed_ts, resolved_ts)
         self._changed_ts = changed_ts
         self._rewritten_ts = rewritten_ts
+        self._incomplete = incomplete
         self._disowned = False
         self._held: list[LoggedBatch] = []
         self._held_bytes = 0
@@ -189,6 +191,18 @@ class TableLog:
         self._on_advance()
 
     @property
+    def incomplete(self) -> bool:
+        """Whether the first scan may have left out rows; nothing can be read or flushed then."""
+        return self._incomplete
+
+    def finish_first_scan(self) -> None:
+        """Record that the rows are stored which the first scan left out."""
+        with self._lock:
+            self._incomplete = False
+            self._settle()
+        self._on_advance()
+
+    @property
     def disowned(self) -> bool:
         """Whether the table was given up; it holds nothing then."""
         return self._disowned
@@ -218,7 +232,7 @@ class TableLog:
         return True
 
     def store_backfill(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
-        """Take rows that were read from the cluster, all with the commit-ts of the rewrite that is pending.
+        """Take rows that were read from the cluster, all with the commit-ts of what holds the table back.
 
         `finish` and the answer are as in `consume_kv_events`, but nothing is late: no reader has come so far.
         Storing the same rows again changes nothing.

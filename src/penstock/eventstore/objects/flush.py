@@ -172,8 +172,11 @@ class Flusher:
     def storable_ts(self, rows: TableLog) -> int:
         """Return how far a table's changes can be kept: as its schemas allow, and not past a rewrite.
 
-        A rewritten column has its values in every row, and they may not have come as changes.
+        A rewritten column has its values in every row, and they may not have come as changes. It is 0 until
+        the rows are stored that the first scan left out.
         """
+        if rows.incomplete:
+            return 0
         upto = self.schemas.storable_ts(rows.table_id)
         pending = self.find_rewrite(rows)
         return min(upto, pending - 1) if pending else upto
