@@ -49,7 +49,10 @@ REWRITING = {
 
 
 class Consumer:
-    """Follows the directory of a changefeed; where a DDL changes rows, it asks the cluster for the result."""
+    """Follows the directory of a changefeed; where a DDL changes rows, it asks the cluster for the result.
+
+    Just before such a DDL it must have the rows of the cluster, so that the answer heals nothing.
+    """
 
     def __init__(self, world: HistoryWorld, feed: str) -> None:
         self._world = world
@@ -60,9 +63,14 @@ class Consumer:
     def _run_statement(self, ddl: Ddl, rows: list[Row]) -> list[Row]:
         if not self._rewrites(ddl):
             return rows
-        table = self._world.db.table(ddl.name, at_ts=ddl.version)
-        found: list[Row] = table.to_arrow(at_ts=ddl.version).to_pylist()
-        columns = self._world.db.table_info(ddl.name, at_ts=ddl.version).stored_columns
+        if ddl.type != OtherAction.RENAME_TABLES and (ddl.query or not self._swaps(ddl.version)):
+            before = self._rows_of_cluster(ddl, ddl.version - 1, rows)
+            assert sorted(map(repr, rows)) == sorted(map(repr, before)), f"{self.name} before {ddl.query}"
+        return self._rows_of_cluster(ddl, ddl.version, rows)
+
+    def _rows_of_cluster(self, ddl: Ddl, ts: int, rows: list[Row]) -> list[Row]:
+        found: list[Row] = self._world.db.table(ddl.name, at_ts=ts).to_arrow(at_ts=ts).to_pylist()
+        columns = self._world.db.table_info(ddl.name, at_ts=ts).stored_columns
         dates = {column.name: column.type.not_null for column in columns if column.type.tp in PACKED_TIMES}
         return [keep_dates(row, rows, dates) for row in found]
 
@@ -75,9 +83,15 @@ class Consumer:
 
     def _is_across(self, version: int) -> bool:
         """Return whether the statement of another table's file changes the rows of several tables."""
+        return any(file.type in ACROSS_TABLES for file in self._files_of(version))
+
+    def _swaps(self, version: int) -> bool:
+        """Return whether tables swap names then: each had another name before."""
+        return any(file.type == OtherAction.RENAME_TABLES for file in self._files_of(version))
+
+    def _files_of(self, version: int) -> list[SchemaFile]:
         paths = [path for path in self._storage.names("") if f"/schema_{version}_" in path]
-        files = [SchemaFile.from_json(self._storage.read(path) or b"") for path in paths]
-        return any(file.type in ACROSS_TABLES for file in files)
+        return [SchemaFile.from_json(self._storage.read(path) or b"") for path in paths]
 
     @property
     def checkpoint_ts(self) -> int:
@@ -120,11 +134,11 @@ def keep_dates(row: Row, rows: list[Row], dates: dict[str, bool]) -> Row:
 
 
 @contextmanager
-def running(world: HistoryWorld, spark: SparkSession) -> Iterator[None]:
-    """Run the changefeeds: canal-json in this process, csv on Spark."""
+def running(world: HistoryWorld, spark: SparkSession | None = None) -> Iterator[None]:
+    """Run the changefeeds in this process; csv on Spark where there is a session."""
 
     def open_engine(order: EngineOrder) -> SinkEngine:
-        if order.changefeed_id == "canal":
+        if order.changefeed_id == "canal" or spark is None:
             return LocalEngine(order.options.target)
         return SparkEngine(spark, order.options.target, changefeed=order.changefeed_id, threads=2)
 
@@ -145,13 +159,13 @@ def running(world: HistoryWorld, spark: SparkSession) -> Iterator[None]:
         eventloop.run(stop(task))
 
 
-def changefeeds(folder: Path) -> dict[str, object]:
+def changefeeds(folder: Path, start: object = 1) -> dict[str, object]:
     tables = load_record().patterns
     return {
         feed: {
             "sink_uri": f"file://{folder}/{feed}?{parameters}&flush-interval=1s",
             "tables": tables,
-            "start": 1,
+            "start": start,
         }
         for feed, (parameters, _) in FEEDS.items()
     }
@@ -172,3 +186,20 @@ def test_a_consumer_of_each_directory_has_tidbs_tables_at_every_point(
                     assert consumer.compare(point, ts) == []
         for consumer in consumers:
             consumer.replica.check()
+
+
+@pytest.mark.parametrize(("first", "last", "feed"), [(2, 5, "canal"), (5, 9, "csv")])
+def test_a_consumer_that_begins_with_a_snapshot_has_tidbs_tables_at_the_points_behind_it(
+    tmp_path: Path, first: int, last: int, feed: str
+) -> None:
+    feeds = {feed: changefeeds(tmp_path, "snapshot")[feed]}
+    with HistoryWorld(tmp_path, changefeeds=feeds) as world:
+        points = world.record.points
+        world.replay(points[first - 1])
+        world.start_capture()
+        world.catch_up()
+        consumer = Consumer(world, feed)
+        with running(world):
+            for point in points[first:last]:
+                assert consumer.compare(point, world.replay(point)) == []
+        consumer.replica.check()
