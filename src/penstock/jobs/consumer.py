@@ -239,7 +239,7 @@ class Consumer(ABC):
 
     patience: ClassVar[int] = 1
     """How many times `jobs.stall_s` it may work without progress: merging files or training an index shows
-    none, and may take hours."""
+    none, and neither does a task on an executor before it completes."""
 
     @classmethod
     def absolute_options(cls, options: Mapping[str, str]) -> dict[str, str]:
