@@ -15,7 +15,7 @@ from penstock.jobs.iteration.iteration_run import IterationRunner
 from penstock.jobs.job import Job, JobKey
 from penstock.jobs.scheduler.scheduler import OnEnd, Scheduler
 from penstock.jobs.usage import Usage, UsageMeter
-from penstock.settings import JobsSettings, Settings
+from penstock.settings import ApiSettings, JobsSettings, Settings
 from penstock.testing.versions import Row
 from support.itemtables import item, item_table
 from support.jobdoubles import MemoryLog, WorldSource, iteration_of
@@ -36,6 +36,8 @@ class Bench:
     ends: dict[str, Job | None] = field(default_factory=dict)
     used: dict[str, Usage] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    accounts: dict[str, Any] = field(default_factory=dict)
+    """Settings of accounts of the API, by name."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
@@ -66,7 +68,10 @@ class Bench:
 
     @property
     def _settings(self) -> Settings:
-        return Settings(jobs=JobsSettings(data=self.folder / "jobs", **self.settings))
+        return Settings(
+            jobs=JobsSettings(data=self.folder / "jobs", **self.settings),
+            api=ApiSettings(accounts=self.accounts),
+        )
 
     def _executor(self) -> IterationRunner:
         bench = self

@@ -56,9 +56,16 @@ def test_a_slow_consumer_detaches_and_ends_at_its_own_speed(bench: Bench) -> Non
     assert REGISTRY.get_sample_value("penstock_jobs_spool_bytes") == spooled
 
 
-def test_a_consumer_behind_by_more_than_its_disk_is_cut_off_and_catches_up_alone(bench: Bench) -> None:
+@pytest.mark.parametrize("whose", ["its own", "its account's"])
+def test_a_consumer_behind_by_more_than_its_disk_is_cut_off_and_catches_up_alone(
+    bench: Bench, whose: str
+) -> None:
     _many_rows(bench)
-    bench.settings = {"consumer_batches": 2, "consumer_patience_s": 0.0, "spool_bytes": 5000}
+    bench.settings = {"consumer_batches": 2, "consumer_patience_s": 0.0}
+    if whose == "its own":
+        bench.settings["spool_bytes"] = 5000
+    else:
+        bench.accounts = {"sys": {"token": "token-of-sys-0123456789", "spool_bytes_max": 5000}}
     go_on, quick, slow = threading.Event(), Copy(), Copy()
 
     def wait(step: str) -> None:
