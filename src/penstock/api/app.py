@@ -195,7 +195,7 @@ def _description(app: FastAPI) -> dict[str, Any]:
             for method in _METHODS & methods.keys():
                 responses = methods[method]["responses"]
                 responses.pop("422", None)
-                for status, response in problem_responses(400, 403, 421).items():
+                for status, response in problem_responses(400, 403, 421, 503).items():
                     responses.setdefault(str(status), response)
         app.openapi_schema = description
     return app.openapi_schema
