@@ -3,7 +3,7 @@ import base64
 import pyarrow as pa
 import pytest
 
-from penstock.columnar.text_lines import JSON, LATIN1_JSON, Substitution, base64_cells, hex_cells
+from penstock.columnar.text_lines import JSON, LATIN1_JSON, Lines, Substitution, base64_cells, hex_cells
 
 ODD = [
     "",
@@ -33,6 +33,24 @@ JSON_ODD = [
 
 def texts(cells: pa.Array) -> list[str | None]:
     return cells.cast(pa.string()).to_pylist()
+
+
+def test_quotes_stand_around_values_and_not_around_nulls() -> None:
+    lines = Lines(4)
+    lines.text(b"[")
+    lines.cells(pa.array(["a", None, None, ""]), quote=b'"', null=b"null")
+    lines.cells(pa.array(["b", "b", None, None]), quote=b'"', null=b"null")
+    lines.text(b",")
+    lines.cells(pa.array(["c", None, "c", "c"]), quote=b"'", null=b"-")
+    lines.cells(pa.array([None, "d", "d", "d"]))
+    lines.cells(pa.array([None, "e", None, "e"]), quote=b'"', null=b"null")
+    lines.text(b"]")
+    assert lines.build().to_pylist() == [
+        b'["a""b",\'c\'null]',
+        b'[null"b",-d"e"]',
+        b"[nullnull,'c'dnull]",
+        b'[""null,\'c\'d"e"]',
+    ]
 
 
 def test_json_strings_have_the_escapes_of_go() -> None:
