@@ -25,7 +25,7 @@ from penstock.tables.meta import MetaWriter
 from penstock.tables.records import Record, read_record, value_of
 from penstock.tables.schema import IndexInfo, TableInfo
 from penstock.tables.schema_snapshot import split_name
-from penstock.tables.temp_index import Change, decode_changes
+from penstock.tables.temp_index import EntryChange, decode_changes
 
 __all__ = [
     "OnlineChange",
@@ -216,7 +216,7 @@ def _merge_entry(txn: Transaction, table: TableInfo, index: IndexInfo, key: byte
         elif raw[-1:] == b"b":
             txn.delete(real)
         return
-    latest: dict[Handle, Change] = {}
+    latest: dict[Handle, EntryChange] = {}
     for change in decode_changes(raw):
         handle = change.handle if change.value is None else handle_in(index, real, change.value)
         assert handle is not None

@@ -85,7 +85,7 @@ def encode_deletion(entry: IndexEntry, handle: Handle, letter: bytes) -> bytes:
     return bytes((_DELETED,)) + len(raw).to_bytes(_SIZE_BYTES, "big") + raw + letter
 
 
-class Change(NamedTuple):
+class EntryChange(NamedTuple):
     """A change of a unique entry: the value that it puts, or the handle of the row that went."""
 
     value: bytes | None
@@ -93,7 +93,7 @@ class Change(NamedTuple):
     letter: bytes
 
 
-def decode_changes(changes: bytes) -> list[Change]:
+def decode_changes(changes: bytes) -> list[EntryChange]:
     """Return the changes of a unique entry, the last one last; raise Corrupt when they are damaged."""
     found, at = [], 0
     while at < len(changes):
@@ -103,10 +103,10 @@ def decode_changes(changes: bytes) -> list[Change]:
             raise Corrupt(_DAMAGED)
         body, letter = changes[start:end], changes[end : end + 1]
         if flag == _PUT:
-            found.append(Change(body, None, letter))
+            found.append(EntryChange(body, None, letter))
         else:
             handle = to_signed(decode_uint(body)) if len(body) == INT_BYTES else body
-            found.append(Change(None, handle, letter))
+            found.append(EntryChange(None, handle, letter))
         at = end + 1
     return found
 

@@ -11,7 +11,7 @@ from penstock.tables.indexes import IndexEntry
 from penstock.tables.keys import index_prefix
 from penstock.tables.schema import IndexInfo
 from penstock.tables.temp_index import (
-    Change,
+    EntryChange,
     decode_changes,
     encode_deletion,
     encode_put,
@@ -47,9 +47,9 @@ def test_the_changes_of_a_unique_entry_are_read_back_in_their_order():
         encode_put(UNIQUE, b"b") + encode_deletion(UNIQUE, 5, b"b") + encode_deletion(UNIQUE, b"x" * 9, b"m")
     )
     assert decode_changes(changes) == [
-        Change(UNIQUE.value, None, b"b"),
-        Change(None, 5, b"b"),
-        Change(None, b"x" * 9, b"m"),
+        EntryChange(UNIQUE.value, None, b"b"),
+        EntryChange(None, 5, b"b"),
+        EntryChange(None, b"x" * 9, b"m"),
     ]
     for damaged in (changes[:-1], b"\7", changes + b"\0"):
         with pytest.raises(Corrupt):
