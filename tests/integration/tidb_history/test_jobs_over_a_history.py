@@ -152,13 +152,13 @@ def world_of_jobs(folder: Path, record: TidbRecord | None = None) -> HistoryWorl
     return HistoryWorld(folder, record, jobs=jobs)
 
 
-def test_copies_are_tidbs_tables_at_the_points(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (6, 8)])
+def test_copies_are_tidbs_tables_at_the_points(tmp_path: Path, first: int, last: int) -> None:
     with world_of_jobs(tmp_path) as world:
-        first, *points = world.record.points
-        # The points behind it cost minutes of a processor: `make soak` goes on to the end of the record.
-        points = points if length(0, 1) else points[:1]
+        # All points cost minutes of a processor: `make soak` goes on to the end of the record.
+        points = world.record.points[first : None if length(0, 1) else last]
+        world.replay(world.record.points[first - 1])
         world.start_capture()
-        world.replay(first)
         make_room(world)
         world.db.create_database(COPIES)
         with running(world) as copies:
