@@ -48,7 +48,7 @@ class JobsSettings(Frozen):
     stall_s: float = Field(900, gt=0)
     """Seconds without progress after which an iteration is ended: nothing was taken or acknowledged."""
     abandoned_max: int = Field(32, ge=1)
-    """Consumers that may ignore their end, a quarter of them for each account. Beyond that the process ends."""
+    """Consumers that may ignore their end, a quarter of them per account. Beyond that the process ends."""
     verify_s: float = Field(3600, gt=0)
     """Seconds after which a comparison or repair of a tenant's target is ended."""
     verify_bytes: int = Field(1 << 30, ge=256 << 20)
