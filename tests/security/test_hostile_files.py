@@ -12,7 +12,7 @@ from penstock.errors import Corrupt
 from penstock.eventstore import manifest_log, paths
 from penstock.object_storage import open_storage
 from support.campaign import examples
-from support.hostilefiles import SUBJECTS, Log, Manifests, Objects
+from support.hostilefiles import SUBJECTS, TARGETS, Log, Manifests, Objects
 
 TESTS = Path(__file__).parents[1]
 
@@ -20,7 +20,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize("subject", sorted(SUBJECTS))
 def test_a_changed_file_is_named_or_does_not_matter(subject: str) -> None:
     """In a process of its own: a defect in a library would end it, or take all memory."""
-    command = [sys.executable, "-m", "support.hostilefiles", subject, str(examples(60, 5000))]
+    count = examples(25, 2000) if subject in TARGETS else examples(60, 5000)
+    command = [sys.executable, "-m", "support.hostilefiles", subject, str(count)]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.columnar.spill_queue import SpillQueue
-from penstock.errors import Corrupt, PenstockError, Unavailable
+from penstock.errors import Corrupt, Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.log import frames
 from penstock.eventstore.log.frames import Frame, FrameKind
@@ -39,10 +39,14 @@ from penstock.eventstore.objects.object_file import ObjectWriter
 from penstock.eventstore.objects.primary_key_index import PrimaryKeyIndex
 from penstock.eventstore.read.blocks import BlockReader
 from penstock.eventstore.schema_version import schemas_in
+from penstock.jobs.consumer import find_consumer
 from penstock.object_storage import open_storage
+from penstock.tables.define import define_table
+from penstock.testing.consumers import SourceModel, job_context
+from support.lakeworld import LakeWorld
 from support.rawbatches import changes, put, raw
 
-__all__ = ["SUBJECTS", "main"]
+__all__ = ["SUBJECTS", "TARGETS", "main"]
 
 _MEMORY_BYTES = 3 << 30
 """More than the libraries need, and much less than a length field can ask for."""
@@ -82,6 +86,12 @@ class Subject(ABC):
 
     names_file: ClassVar[bool] = True
     """Whether an error names the file; else it names the folder."""
+    errors: ClassVar[tuple[type[PenstockError], ...]] = (Corrupt, Unavailable)
+    """What a read may end with."""
+
+    def close(self) -> None:
+        """Remove what is beside the folders."""
+        return
 
     @abstractmethod
     def write(self, folder: Path) -> None:
@@ -387,7 +397,87 @@ class Spool(Subject):
         path.write_text(str(rng.random()))
 
 
+class Target(Subject):
+    """What lies in the target of a job: its metadata and its rows, as its consumer reads them.
+
+    Metadata may have the path of the target, so a link leads from one place to the folder of each example.
+    A value may be another one: formats have no checksums of all that they write.
+    """
+
+    names_file = False
+    errors = (Corrupt, Unavailable, Invalid, Fenced)
+    table = define_table("items", [("id", "bigint primary key"), ("name", "varchar(99)")])
+
+    def __init__(self, consumer: str) -> None:
+        self._consumer = consumer
+        self._place = Path(tempfile.mkdtemp(prefix="penstock-hostile-")) / "target"
+        self._source = SourceModel(self.table)
+
+    def close(self) -> None:
+        """Remove the place."""
+        shutil.rmtree(self._place.parent)
+
+    def _open(self, folder: Path) -> Any:
+        self._place.unlink(missing_ok=True)
+        self._place.symlink_to(folder, target_is_directory=True)
+        scratch = self._place.parent
+        if self._consumer == "fulltext":
+            options = {"uri": f"file://{self._place}/index", "text_columns": "name"}
+        else:
+            options = LakeWorld(self._consumer, self._place).options
+        if self._consumer == "iceberg":  # the catalog is a database of the operator's
+            options["catalog.uri"] = f"sqlite:///{scratch}/catalog.db"
+        return find_consumer(self._consumer)(job_context(scratch, self._consumer, options))
+
+    def write(self, folder: Path) -> None:
+        for start in (0, 50):  # the second commit rewrites what the first wrote
+            before = self._source.ts if start else 0
+            self._source.commit(*({"id": start // 2 + n, "name": f"green {n}"} for n in range(50)))
+            consumer = self._open(folder)
+            try:
+                consumer.consume(self._source.retriever(before, self._source.ts))
+            finally:
+                consumer.close()
+
+    def read(self, folder: Path) -> Any:
+        consumer = self._open(folder)
+        try:
+            at_ts = consumer.committed_ts()
+            return sum(batch.num_rows for batch in consumer.present(at_ts)) if at_ts else 0
+        finally:
+            consumer.close()
+
+    def forge(self, folder: Path, path: Path, rng: random.Random) -> None:
+        if path.suffix == ".json" and rng.random() < 0.6:
+            lines = path.read_text().splitlines() if path.parent.name == "_delta_log" else [path.read_text()]
+            at = rng.randrange(len(lines))
+            tree = json.loads(lines[at])
+            node, key = rng.choice(list(_places(tree)))
+            node[key] = rng.choice(_JSON)
+            lines[at] = json.dumps(tree)
+            path.write_text("\n".join(lines))
+            return
+        if path.suffix == ".parquet" and rng.random() < 0.1:
+            texts = pa.DictionaryArray.from_arrays(
+                pa.array([0] * 5000, pa.int32()), pa.array(["0" * 1_000_000])
+            )
+            pq.write_table(pa.table({"id": pa.array(range(5000)), "name": texts}), path, compression="zstd")
+            return
+        super().forge(folder, path, rng)
+
+    def accepts(self, _sound: Any, found: Any) -> bool:
+        return bool(found >= 0)
+
+
+TARGETS: dict[str, Callable[[], Subject]] = {
+    "parquet copy": partial(Target, "parquet"),
+    "delta log": partial(Target, "delta"),
+    "iceberg metadata": partial(Target, "iceberg"),
+    "lance": partial(Target, "fulltext"),
+}
+"""What lies in targets; each example opens a library's table, and takes longer."""
 SUBJECTS: dict[str, Callable[[], Subject]] = {
+    **TARGETS,
     "log": Log,
     "manifest": Manifests,
     "objects": Objects,
@@ -409,7 +499,7 @@ def _run(subject: Subject, pristine: Path, work: Path, seed: int) -> None:
     sys.stderr.flush()  # a crash would lose it
     try:
         found = subject.read(work)
-    except (Corrupt, Unavailable) as error:
+    except subject.errors as error:
         wrong = _complain(subject, path, error)
     else:
         sound = subject.accepts(_sound[type(subject).__name__], found)
@@ -455,7 +545,10 @@ def main() -> None:
         def run(seed: int) -> None:
             _run(subject, pristine, Path(folder, "work"), seed)
 
-        run()
+        try:
+            run()
+        finally:
+            subject.close()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from penstock.consumers.lake.files import (
     FileStore,
     WrittenFile,
     check_only_attempts,
+    damage_errors,
     read_rows,
     remove_half_written,
 )
@@ -158,6 +159,10 @@ class DeltaCopy:
 
     def version_of(self, table: DeltaTable) -> Version:
         """Return the version of a table; raise Invalid if it is not Penstock's, or its layout was changed."""
+        with self.failures():
+            return self._version_of(table)
+
+    def _version_of(self, table: DeltaTable) -> Version:
         schema = _number_columns(pa.schema(table.schema().to_arrow()))
         watermark, last_id = (table.transaction_version(name) for name in (_WATERMARK, _COLUMN_ID))
         marked = [column for column in schema if _OWNER in column.metadata]
@@ -188,7 +193,10 @@ class DeltaCopy:
         """Return the files of a version, with the bounds that the Delta log has."""
         key = key_columns(version.schema)[0]
         with self.failures():
-            added = pa.table(version.origin.get_add_actions(flatten=True))
+            return self._files(version, key)
+
+    def _files(self, version: Version, key: str) -> list[DataFile]:
+        added = pa.table(version.origin.get_add_actions(flatten=True))
         columns = {name: added.column(name) for name in added.column_names}
         nothing = pa.nulls(added.num_rows)
         return [
@@ -249,7 +257,8 @@ class DeltaCopy:
     def failures(self) -> Iterator[None]:
         """Translate errors of the library."""
         try:
-            yield
+            with damage_errors(f"the log of the Delta table at {self.place}"):
+                yield
         except CommitFailedError as error:
             raise Overtaken(f"the Delta table at {self.place} has a newer commit") from error
         except DeltaProtocolError as error:

@@ -1,6 +1,7 @@
 """Parquet files of a copy: what is known of them, where they are, and how rows are divided into them."""
 
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from penstock.columnar.key_order import CHUNK_BYTES, chunk_rows
 from penstock.consumers.schema_evolution import shape_rows
-from penstock.errors import Corrupt, Invalid
+from penstock.errors import Corrupt, Invalid, PenstockError
 from penstock.object_storage import STAGING, STAGING_LOCK, ObjectStorage
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "FileWriter",
     "WrittenFile",
     "check_only_attempts",
+    "damage_errors",
     "read_rows",
     "remove_half_written",
     "with_bounds",
@@ -104,7 +106,7 @@ def read_rows(store: FileStore, path: str, schema: pa.Schema) -> Iterator[pa.Rec
     beginnings with those before them have no dictionaries: few of them are read at once. Raises Corrupt for a
     row group whose rows have more than GROUP_BYTES_MAX, and for a file that cannot be read.
     """
-    with store.open(path) as opened, _damage(path):
+    with store.open(path) as opened, damage_errors(path):
         footer = _open_file(opened, path).metadata
         texts, shared = _divide_texts(footer, schema)
         opened.seek(0)
@@ -158,20 +160,50 @@ def _open_file(opened: pa.NativeFile, path: str, **options: Any) -> pq.ParquetFi
     return pq.ParquetFile(opened, **options)
 
 
+_DAMAGE = (
+    pa.ArrowException,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    SystemError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What libraries raise for a file that is not what they expect."""
+
+
 @contextmanager
-def _damage(path: str) -> Iterator[None]:
-    """Translate errors of Arrow, whose texts may show values."""
+def damage_errors(what: str) -> Iterator[None]:
+    """Raise Corrupt for what libraries raise when they read a damaged file; their texts may show values.
+
+    Errors of storage and of memory stay as they are.
+    """
     try:
         yield
-    except MemoryError:  # Arrow's is an ArrowException too
+    except (MemoryError, PenstockError):  # Arrow's MemoryError is an ArrowException too
         raise
-    except (pa.ArrowException, OSError, OverflowError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+    except OSError as error:
+        if error.errno is not None or type(error) is not OSError:
             raise  # of the storage; those of Parquet's decoders have no number
-        raise Corrupt(
-            f"{path} is damaged ({type(error).__name__}); keep it for inspection, and fill the copy anew with"
-            " `penstock job repair --rebuild`"
-        ) from None
+        raise _damaged(what, error) from None
+    except _DAMAGE as error:
+        raise _damaged(what, error) from None
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":  # a panic of a library in Rust is no Exception
+            raise
+        raise _damaged(what, error) from None
+
+
+def _damaged(what: str, error: BaseException) -> Corrupt:
+    return Corrupt(
+        f"{what} is damaged ({type(error).__name__}); keep it for inspection, and fill the copy anew with"
+        " `penstock job repair --rebuild`"
+    )
 
 
 def _estimate_bytes(group: pq.RowGroupMetaData) -> int:
@@ -231,7 +263,7 @@ def with_bounds(store: FileStore, files: Sequence[DataFile], key: str) -> list[D
     def read_bounds(file: DataFile) -> DataFile:
         if file.bounded:
             return file
-        with store.open(file.path) as opened, _damage(file.path):
+        with store.open(file.path) as opened, damage_errors(file.path):
             lowest, highest, nulls = _bounds(_open_file(opened, file.path).metadata, key)
         return replace(file, lowest=lowest, highest=highest, nulls=nulls)
 

@@ -24,6 +24,7 @@ from pyiceberg.exceptions import (
     NoSuchNamespaceError,
     NoSuchTableError,
     TableAlreadyExistsError,
+    ValidationError,
     ValidationException,
 )
 from pyiceberg.expressions import AlwaysTrue
@@ -37,7 +38,7 @@ from pyiceberg.utils.config import Config
 
 from penstock.clock import Clock
 from penstock.consumers.lake.consumer import LakeConsumer
-from penstock.consumers.lake.files import DataFile, WrittenFile
+from penstock.consumers.lake.files import DataFile, WrittenFile, damage_errors
 from penstock.consumers.lake.iceberg_metadata import (
     SNAPSHOTS_MAX,
     bounds_of,
@@ -54,7 +55,7 @@ from penstock.consumers.lake.iceberg_metadata import (
 from penstock.consumers.lake.table import LakeWatermark, Overtaken, Version
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, absolute_place, reveal_secrets
 from penstock.consumers.schema_evolution import Dialect, key_columns, shape_rows
-from penstock.errors import Invalid, PenstockError, Unavailable
+from penstock.errors import Corrupt, Invalid, PenstockError, Unavailable
 from penstock.jobs.consumer import JobContext
 from penstock.jobs.custom_code import check_code
 
@@ -333,9 +334,17 @@ class IcebergCopy:
     def latest(self) -> Version | None:
         """Return the newest version; None when there is no table. Raises Invalid if it is not Penstock's."""
         try:
-            table = self.catalog.load_table(self.name)
+            catalog = self.catalog
+            with damage_errors(f"the metadata of {self.place}"):
+                table = catalog.load_table(self.name)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
+        except ValidationError as error:
+            raise Corrupt(f"the metadata of {self.place} is damaged; keep it for inspection") from error
+        with damage_errors(f"the metadata of {self.place}"):
+            return self._version_of(table)
+
+    def _version_of(self, table: Table) -> Version:
         found = table.properties
         if _OWNER not in found or _NUMBERING not in found:
             raise Invalid(f"{self.place} is not Penstock's; give the job a table of its own")
@@ -361,6 +370,8 @@ class IcebergCopy:
         field = table.schema().find_field(key)
         kind = version.schema.field(key).type
         store = _files_of(table)
+        with damage_errors(f"a manifest of {self.place}"):
+            tasks = list(table.scan().plan_files())
         return [
             DataFile(
                 store.relative(task.file.file_path),
@@ -369,15 +380,16 @@ class IcebergCopy:
                 *bounds_of(task.file, field, kind),
                 task,
             )
-            for task in table.scan().plan_files()
+            for task in tasks
         ]
 
     def read(self, version: Version, file: DataFile) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file; they are in memory all at once."""
         table: Table = version.origin
         scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
-        for batch in scan.to_record_batches([file.origin]):
-            yield shape_rows(batch, version.schema)
+        with damage_errors(file.path):
+            for batch in scan.to_record_batches([file.origin]):
+                yield shape_rows(batch, version.schema)
 
     def stage(self, base: Version | None, schema: pa.Schema, *, whole: bool) -> "IcebergStaging":
         """Prepare a commit; raise Overtaken when another writer has created the table."""

@@ -25,6 +25,8 @@ from penstock.consumers.schema_evolution import TargetColumn
 from penstock.errors import Invalid
 
 _BLOCK_BYTES = 4 << 20
+_ROW_BYTES_MAX = 512 << 20
+"""Of a row as text. Rows of the source are smaller; what another server sends may have any length."""
 _EXACT = Context(prec=2000)
 _FORMS = {
     "timestamp": "to_char({}, 'YYYY-MM-DD HH24:MI:SS.US')",
@@ -74,6 +76,8 @@ def _blocks(copy: Iterable[Any]) -> Iterator[bytes]:
     """Yield whole rows up to some size; one row may be larger."""
     rows, nbytes = list[bytes](), 0
     for row in copy:
+        if len(row) > _ROW_BYTES_MAX:
+            raise Invalid(f"the target has a row of more than {_ROW_BYTES_MAX >> 20} MiB; rebuild it")
         rows.append(bytes(row))
         nbytes += len(rows[-1])
         if nbytes >= _BLOCK_BYTES:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +30,7 @@ from penstock.consumers.search_index.lance_table import (
 from penstock.consumers.search_index.query import SearchQuery
 from penstock.consumers.search_index.upkeep import IndexKeeper, IndexKind, Limits
 from penstock.durable_files import make_private_folder
-from penstock.errors import Fenced, Invalid, Unavailable
+from penstock.errors import Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.consumer import (
     Consumer,
@@ -125,9 +126,30 @@ class IndexConsumer(Consumer):
 
     def committed_ts(self) -> int:
         """Return the watermark of the newest version, 0 if it is incomplete or of another job."""
-        found = self.table.latest()
+        with self._read_errors():
+            found = self.table.latest()
         self._seen = (found,)
         return found.marker.of(self.job.owner) if found else 0
+
+    @contextmanager
+    def _read_errors(self) -> Iterator[None]:
+        """Raise Unavailable for what Lance raises: it does not tell damage from storage that is away."""
+        try:
+            yield
+        except (MemoryError, PenstockError):
+            raise
+        except (*LANCE_FAILURES, ArithmeticError, LookupError, NotImplementedError, TypeError) as error:
+            raise self._unreadable(error) from error
+        except BaseException as error:
+            if type(error).__module__ != "pyo3_runtime":  # a panic of a library in Rust is no Exception
+                raise
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: BaseException) -> Unavailable:
+        return Unavailable(
+            f"the index at {self.table.uri} cannot be read ({type(error).__name__}); check its storage, or"
+            f" fill it anew with `penstock job repair --rebuild {self.job.id}`"
+        )
 
     def check(self, schema: SchemaVersion) -> None:
         """Raise Invalid when no index can be made of such a table."""
@@ -271,8 +293,9 @@ class IndexConsumer(Consumer):
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the version at `at_ts`; raise Fenced when it is gone."""
-        self._compared = self.table.at(at_ts)
-        yield from self._compared.dataset.to_batches(filter=ROWS_ONLY)
+        with self._read_errors():
+            self._compared = self.table.at(at_ts)
+            yield from self._compared.dataset.to_batches(filter=ROWS_ONLY)
 
     def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """Replace and delete rows in one commit; raise Fenced when the index is not at `at_ts`."""
