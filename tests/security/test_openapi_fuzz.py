@@ -1,17 +1,24 @@
-"""Requests made of the API's own description, right and wrong ones, by an admin, a tenant and a stranger."""
+"""Requests made of the API's own description, right and wrong ones, by an admin, a tenant and a stranger.
 
-from collections.abc import Iterator
+They go to a deployment of processes (`penstock up`). In `make test` they are the same each time. In `make
+soak` they are new ones, of a seed that a failure prints; `PENSTOCK_SEED` repeats it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from schemathesis import Case
 
 from penstock.api.app import describe_api
-from support.apiworld import TOKENS, ApiWorld, api_world, blocking
-from support.campaign import examples
+from support.apiworld import TOKENS
+from support.campaign import examples, fresh_seed
+from support.upworld import UpWorld, up_world
 
+LOGGER = logging.getLogger(__name__)
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 SECRET = "what-only-bob-may-know"
 OPEN = frozenset({"/health", "/ready"})
@@ -19,7 +26,7 @@ OPEN = frozenset({"/health", "/ready"})
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpWorld]:
     """Two tenants, each with what the description has as examples: a table, an index and a changefeed."""
     folder = tmp_path_factory.mktemp("api")
     accounts = {
@@ -27,15 +34,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
         "ann": {"token": TOKENS["ann"], "targets": [f"file://{folder}/ann"]},
         "bob": {"token": TOKENS["bob"], "targets": [f"file://{folder}/bob"]},
     }
-    with api_world(folder, {"accounts": accounts, "requests_burst": 1_000_000}) as made:
+    with up_world(
+        folder, api={"accounts": accounts, "requests_burst": 1_000_000}, up={"changefeeds": False}
+    ) as made:
         for account, database in (("ann", "shop"), ("bob", "of_bob")):
-            made.world.db.create_account(account)
-            made.world.db.create_database(database, account=account)
-            made.world.db.create_table(f"{database}.orders", COLUMNS)
-            made.run(
-                made.world.insert(
-                    f"{database}.orders", {"id": 1, "name": SECRET if account == "bob" else "x"}
-                )
+            made.db.create_account(account)
+            made.db.create_database(database, account=account)
+            made.db.create_table(f"{database}.orders", COLUMNS)
+            made.db.table(f"{database}.orders").insert(
+                [{"id": 1, "name": SECRET if account == "bob" else "x"}]
             )
             options = {"uri": f"file://{folder}/{account}/index", "text_columns": "name"}
             spec = {"detail": {"consumer": {"consumer": "fulltext", "options": options}}}
@@ -45,24 +52,43 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiWorld]:
             sink = f"file://{folder}/{account}/feed?protocol=csv"
             feed = {"id": "orders", "sink_uri": sink, "tables": [f"{database}.*"]}
             assert client.post("/api/v1/changefeeds", json=feed).status_code == 201
-        with blocking(made.world.running()):
-            yield made
+        yield made
+        assert set(made.restarts().values()) == {0}, f"a part ended\n{made.up.log[-4000:]}"
+        assert made.traceback() == ""
 
 
 schema = schemathesis.openapi.from_dict(describe_api())
-limits = settings(
-    max_examples=examples(3, 100), derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
-)
+SEED = fresh_seed()
+"""Of the requests; None: the same ones each time."""
 
 
-def send(case: Case, world: ApiWorld, account: str | None) -> requests.Response | schemathesis.Response:
+def limits(test: Callable[..., None]) -> Callable[..., None]:
+    """Bound the requests of a test, and choose them."""
+    bounded = settings(
+        max_examples=examples(3, 100),
+        derandomize=SEED is None,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )(test)
+    return bounded if SEED is None else seed(SEED)(bounded)
+
+
+@pytest.fixture(autouse=True)
+def told() -> None:
+    """Have a failure show how to repeat it."""
+    if SEED is not None:
+        LOGGER.warning("PENSTOCK_SEED=%d", SEED)
+
+
+def send(case: Case, world: UpWorld, account: str | None) -> requests.Response | schemathesis.Response:
     headers = {"Authorization": f"Bearer {TOKENS[account]}"} if account is not None else {}
     return case.call(base_url=world.url, headers=headers)
 
 
 @schema.parametrize()
 @limits
-def test_a_stranger_is_told_nothing_and_breaks_nothing(case: Case, world: ApiWorld) -> None:
+def test_a_stranger_is_told_nothing_and_breaks_nothing(case: Case, world: UpWorld) -> None:
     answer = send(case, world, None)
     assert answer.status_code != 500, answer.content  # 503: busy, try again
     if case.path not in OPEN:
@@ -73,7 +99,7 @@ def test_a_stranger_is_told_nothing_and_breaks_nothing(case: Case, world: ApiWor
 
 @schema.parametrize()
 @limits
-def test_a_tenant_breaks_nothing_and_sees_nothing_of_another(case: Case, world: ApiWorld) -> None:
+def test_a_tenant_breaks_nothing_and_sees_nothing_of_another(case: Case, world: UpWorld) -> None:
     answer = send(case, world, "ann")
     assert answer.status_code != 500, answer.content  # 503: busy, try again
     assert SECRET.encode() not in answer.content
@@ -82,6 +108,6 @@ def test_a_tenant_breaks_nothing_and_sees_nothing_of_another(case: Case, world: 
 
 @schema.parametrize()
 @limits
-def test_an_admin_breaks_nothing(case: Case, world: ApiWorld) -> None:
+def test_an_admin_breaks_nothing(case: Case, world: UpWorld) -> None:
     answer = send(case, world, "root")
     assert answer.status_code != 500, answer.content  # 503: busy, try again

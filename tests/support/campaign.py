@@ -2,13 +2,15 @@
 
 `PENSTOCK_SOAK=n` runs every campaign n times as long as the whole one. `PENSTOCK_EXAMPLES` sets the
 examples of every property, `PENSTOCK_SEEDS` the number of seeds of every simulation, and `PENSTOCK_SEED` runs
-one seed alone.
+one seed alone. Where every run of `make soak` draws other examples, `PENSTOCK_SEED` repeats one of them.
 """
 
 import os
 from collections.abc import Sequence
 
-__all__ = ["examples", "length", "seeds"]
+from penstock.clock import SYSTEM
+
+__all__ = ["examples", "fresh_seed", "length", "seeds"]
 
 _SOAK = int(os.environ.get("PENSTOCK_SOAK", "0"))
 _SOAK_EXAMPLES = 4  # times the examples of a property that `make test` runs whole
@@ -32,3 +34,10 @@ def seeds(short: int, whole: int, *, first: int = 1) -> Sequence[int]:
         return [int(os.environ["PENSTOCK_SEED"])]
     count = int(os.environ.get("PENSTOCK_SEEDS") or length(short, whole))
     return range(first, first + count)
+
+
+def fresh_seed() -> int | None:
+    """Return another seed in each `make soak`, or that of PENSTOCK_SEED; None in `make test`."""
+    if os.environ.get("PENSTOCK_SEED"):
+        return int(os.environ["PENSTOCK_SEED"])
+    return int(SYSTEM.random() * (1 << 31)) if _SOAK else None
