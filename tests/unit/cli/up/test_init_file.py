@@ -35,9 +35,15 @@ def keys_of_tree(tree: Any, prefix: str = "") -> set[str]:
     return found
 
 
-def test_it_loads_as_it_is_and_changes_nothing(tmp_path: Path) -> None:
-    write_file(tmp_path / "penstock.yaml")
+def test_it_loads_as_it_is_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_file(Path("penstock.yaml"))
     assert read_file(tmp_path / "penstock.yaml") == Settings()
+
+
+def test_in_another_folder_it_says_where_the_tokens_are(tmp_path: Path) -> None:
+    write_file(tmp_path / "penstock.yaml")
+    assert read_file(tmp_path / "penstock.yaml") == Settings(secrets_dir=tmp_path / "penstock-data/secrets")
 
 
 def test_what_is_commented_out_is_the_default() -> None:
@@ -82,7 +88,7 @@ def test_a_file_is_not_written_over_unless_asked(tmp_path: Path) -> None:
         write_file(path)
     assert path.read_text() == "mine"
     write_file(path, force=True)
-    assert read_file(path) == Settings()
+    assert read_file(path).pd_addrs == Settings().pd_addrs
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
