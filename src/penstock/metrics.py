@@ -675,6 +675,10 @@ SPARK_SESSION_MISSING = Gauge(
     "penstock_spark_session_missing",
     "1 while work needs a Spark session and there is none: it died, or could not be built.",
 )
+SPARK_EXECUTORS_MISSING = Gauge(
+    "penstock_spark_executors_missing",
+    "1 while tasks have waited for half a minute and no executor runs any.",
+)
 SPARK_SESSIONS_LOST_TOTAL = Counter(
     "penstock_spark_sessions_lost_total",
     "Spark sessions that died: Java, its gateway or the master was lost.",

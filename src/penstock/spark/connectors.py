@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -20,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from penstock.durable_files import PRIVATE_FILE, make_private_folder, open_private, sync_data, sync_folder
@@ -375,9 +377,34 @@ def needed_jars(wanted: SparkSettings) -> list[Jar]:
 
     Raises Invalid when a connector does not exist for this Spark.
     """
-    given = f"{wanted.conf.get(_JARS, '')},{wanted.conf.get(_PACKAGES, '')}"
     chosen = select_connectors(wanted.connectors, spark_version())
-    return [jar for connector in chosen if connector.artifact not in given for jar in connector.jars]
+    return [jar for connector in chosen if not _is_given(connector, wanted.conf) for jar in connector.jars]
+
+
+def _is_given(connector: Connector, conf: Mapping[str, str]) -> bool:
+    """Return whether the connector, of whatever version, is among the jars or packages of a configuration."""
+    files = (urlsplit(path.strip()).path.rpartition("/")[2] for path in conf.get(_JARS, "").split(","))
+    artifacts = (name.split(":")[1] for name in conf.get(_PACKAGES, "").split(",") if name.count(":") > 1)
+    name = re.compile(rf"{re.escape(connector.artifact)}([-_]\d.*|\.jar)?")
+    return any(name.fullmatch(given) for given in (*files, *artifacts))
+
+
+def session_keys() -> tuple[str, ...]:
+    """Return the entries of a configuration that `session_conf` adds to."""
+    return _JARS, _PACKAGES, _EXTENSIONS, _SESSION_CATALOG
+
+
+def absent_connectors(wanted: SparkSettings, conf: Mapping[str, str]) -> list[str]:
+    """Return the settings' connectors that a session with such a configuration does not have.
+
+    Raises Invalid when a connector does not exist for this Spark.
+    """
+    extensions = conf.get(_EXTENSIONS, "").split(",")
+    return [
+        connector.name
+        for connector in select_connectors(wanted.connectors, spark_version())
+        if (connector.extension not in extensions if connector.extension else not _is_given(connector, conf))
+    ]
 
 
 def _joined(given: str | None, ours: Iterable[str]) -> str:

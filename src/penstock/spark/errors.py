@@ -77,7 +77,25 @@ def as_penstock_error(error: BaseException) -> PenstockError | None:
         match = pattern.search(text)
         if match:
             return explain(match)
-    return Unavailable(_ENDED) if _is_of_dead_java(error) else None
+    return Unavailable(_ENDED) if _is_of_dead_java(error) or _is_of_lost_server(error) else None
+
+
+_LOST_SERVER = re.compile(
+    r"NO_ACTIVE_SESSION|INVALID_HANDLE\.SESSION|SESSION_(?:CHANGED|CLOSED|NOT_FOUND)"
+    r"|server side session identifier"
+    r"|StatusCode\.(?:UNAVAILABLE|CANCELLED)|[Ff]ailed to connect to all addresses|Socket closed"
+    r"|[Cc]losed channel|Channel closed"
+)
+
+
+def _is_of_lost_server(error: BaseException) -> bool:
+    """Return whether the client of Spark Connect raised an exception because its server is gone, or it is
+    closed.
+    """
+    if not _LOST_SERVER.search(str(error)):
+        return False
+    trace = traceback.extract_tb(error.__traceback__)
+    return any({"pyspark", "connect"} <= set(PurePath(frame.filename).parts) for frame in trace)
 
 
 def _is_of_dead_java(error: BaseException) -> bool:

@@ -392,42 +392,85 @@ def require_master(master: Master, environ: Mapping[str, str] = os.environ) -> N
 
 
 class MasterWatch:
-    """Notices that a standalone master has gone, also when another runs at its address a moment later.
+    """Notices that a standalone master, or a server of Spark Connect, has gone.
 
     Spark goes on without its master: executors stay as long as their workers do, nobody gives new ones, and a
     master that is started again does not know the application. So a connection to each of the master's
-    addresses is kept, over which nothing is sent: the system closes it when the master ends. Other kinds of
-    masters are not watched. Use it from one thread at a time.
+    addresses is kept, over which nothing is sent: the system closes it when the master ends, also when
+    another runs at its address a moment later, and within a minute when its machine has vanished. With `tls`
+    Netty closes a connection that is silent: there a master is lost when it accepts no other connection.
+
+    A server of Spark Connect closes silent connections, too. It is lost when it refuses two in a row.
+    Other kinds of masters are not watched. Use it from one thread at a time.
     """
 
-    def __init__(self, url: str) -> None:
-        self._sockets: list[socket.socket] = []
-        for host, port in parse_master(url).addresses if url.startswith("spark://") else ():
+    def __init__(self, url: str, *, tls: bool = False) -> None:
+        self._tls = tls
+        self._sockets: dict[tuple[str, int], socket.socket] = {}
+        for address in parse_master(url).addresses if url.startswith("spark://") else ():
             with suppress(OSError):  # one of several, which does not run
-                connection = socket.create_connection((host, port), _CONNECT_TIMEOUT_S)
-                connection.settimeout(0)  # never wait for a byte
-                self._sockets.append(connection)
+                self._sockets[address] = _keep_connection(address)
         self._is_watched = bool(self._sockets)
+        self._server = parse_master(url).addresses[0] if url.startswith(CONNECT) else None
+        self._refusals = 0
 
     def is_lost(self) -> bool:
         """Return whether every master that ran at the start has ended; False where nothing is watched."""
-        for connection in list(self._sockets):
-            try:
-                has_ended = not connection.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                continue  # nothing was sent, and the connection stands
-            except OSError:
-                has_ended = True
-            if has_ended:
-                connection.close()
-                self._sockets.remove(connection)
+        if self._server is not None:
+            self._refusals = 0 if _accepts(self._server) else self._refusals + 1
+            return self._refusals >= _REFUSALS_MAX
+        for address, connection in list(self._sockets.items()):
+            if not _has_ended(connection):
+                continue
+            connection.close()
+            del self._sockets[address]
+            if self._tls:
+                with suppress(OSError):
+                    self._sockets[address] = _keep_connection(address)
         return self._is_watched and not self._sockets
 
     def close(self) -> None:
         """Close the connections; nothing is lost from then on."""
-        self._is_watched = False
+        self._is_watched, self._server = False, None
         while self._sockets:
-            self._sockets.pop().close()
+            self._sockets.popitem()[1].close()
+
+
+_REFUSALS_MAX = 2
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 40_000,  # milliseconds
+}
+"""A machine that has vanished sends nothing: the system asks it, and closes the connection within 40 s."""
+
+
+def _keep_connection(address: tuple[str, int]) -> socket.socket:
+    """Return a connection that is not waited for; raise OSError when there is none."""
+    connection = socket.create_connection(address, _CONNECT_TIMEOUT_S)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.settimeout(0)  # never wait for a byte
+    return connection
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False  # nothing was sent, and the connection stands
+    except OSError:
+        return True
+
+
+def _accepts(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, _CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _address(url: str, text: str, default_port: int | None = None) -> tuple[str, int]:

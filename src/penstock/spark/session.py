@@ -6,12 +6,13 @@
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 from xml.etree import ElementTree
 
@@ -53,7 +54,8 @@ _ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_c
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it: Java runs already
 _REMOTE = "SPARK_REMOTE"  # names a server of Spark Connect
 _own: "WeakValueDictionary[str, SparkContext | SparkSession]" = WeakValueDictionary()
-"""The context that this module has built, and the session of others that we have shipped the package to."""
+"""The context that this module has built, the session of others that we have shipped the package to, and the
+one of which a warning was given."""
 _LIMITED = ("yarn", "k8s://")  # masters that end an executor which takes more memory than it asked for
 _OVERHEAD = "spark.executor.memoryOverhead"
 _OVERHEAD_FACTOR = "spark.executor.memoryOverheadFactor"
@@ -102,20 +104,23 @@ def build_session(
 
 def has_session() -> bool:
     """Return whether `build_session` would use a session that is there, or that of `spark-submit`."""
-    from pyspark import SparkContext
     from pyspark.sql import is_remote
 
-    is_there = is_remote() or SparkContext._active_spark_context is not None
-    return is_there or _GATEWAY_PORT in os.environ or _REMOTE in os.environ
+    if is_remote() or _GATEWAY_PORT in os.environ or _REMOTE in os.environ:
+        return True
+    from pyspark import SparkContext  # which pyspark-client, always remote, does not have
+
+    return SparkContext._active_spark_context is not None
 
 
 def _find_session(wanted: SparkSettings) -> "SparkSession | None":
     """Return the session that is there, or that of a server of Spark Connect; None without one."""
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession, is_remote
 
     if is_remote() or _REMOTE in os.environ or wanted.master.startswith(CONNECT):
         return _connect(wanted)
+    from pyspark import SparkContext  # which pyspark-client, always remote, does not have
+
     running = SparkContext._active_spark_context
     if running is None:
         if _GATEWAY_PORT not in os.environ:
@@ -123,11 +128,15 @@ def _find_session(wanted: SparkSettings) -> "SparkSession | None":
         # What spark-submit was given, and Spark's files of defaults, are properties of Java.
         given = SparkContext.getSystemProperty
         ours = {key: value for key, value in wanted.conf.items() if given(key) is None}
+        theirs = {key: value for key in connectors.session_keys() if (value := given(key)) is not None}
+        ours |= connectors.session_conf(wanted.model_copy(update={"conf": {**wanted.conf, **theirs}}))
+        connectors.add_to_java(SparkContext._gateway, ours)
         return _adopt(SparkSession.builder.config(map=dict(ours)).getOrCreate())
     if running is not _own.get("context"):
         spark = SparkSession.builder.getOrCreate()
-        theirs = running.getConf()
-        _set_conf(spark, {key: value for key, value in wanted.conf.items() if not theirs.contains(key)})
+        their_conf = running.getConf()
+        _set_conf(spark, {key: value for key, value in wanted.conf.items() if not their_conf.contains(key)})
+        _warn_of_connectors(wanted, spark)
         return _adopt(spark)
     if running.master != parse_master(wanted.master).url:
         raise Invalid(
@@ -144,12 +153,30 @@ def _connect(wanted: SparkSettings) -> "SparkSession":
     spark = SparkSession.getActiveSession()
     if spark is None:
         builder = SparkSession.builder
+        url = connect_url(wanted.master)
+        if url:
+            require_master(parse_master(url))
         if wanted.master.startswith(CONNECT):
-            require_master(parse_master(wanted.master))
             builder = builder.remote(wanted.master)
         spark = builder.getOrCreate()
     _set_conf(spark, wanted.conf)
+    _warn_of_connectors(wanted, spark)
     return _adopt(spark)
+
+
+def _warn_of_connectors(wanted: SparkSettings, spark: "SparkSession") -> None:
+    """Say which connectors of the settings a session does not have: they count only while it is built."""
+    if not wanted.connectors or _own.get("warned") is spark:
+        return
+    _own["warned"] = spark
+    conf = {key: spark.conf.get(key, "") or "" for key in connectors.session_keys()}
+    absent = connectors.absent_connectors(wanted, conf)
+    if absent:
+        _log.warning(
+            "the Spark session that runs does not have all of spark.connectors; build it with"
+            " penstock.spark.connectors.connector_conf",
+            extra={"connectors": ", ".join(absent)},
+        )
 
 
 def _set_conf(spark: "SparkSession", conf: Mapping[str, str]) -> None:
@@ -349,13 +376,14 @@ def end_session() -> None:
     PySpark keeps a gateway for the whole life of a process, and has no way to give it up: every later session
     would use it. So this is the one place that changes PySpark's own attributes (ADR 90). Raises nothing.
     """
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession, is_remote
 
     if is_remote():
         with suppress(Exception):  # a call of a server that is gone
             SparkSession.active().stop()
         return
+    from pyspark import SparkContext  # which pyspark-client, always remote, does not have
+
     context, gateway = SparkContext._active_spark_context, SparkContext._gateway
     if context is not None:
         with warnings.catch_warnings(action="ignore"):  # it warns of a Java that does not answer
@@ -366,6 +394,33 @@ def end_session() -> None:
     if gateway is not None:
         with suppress(Exception):
             gateway.shutdown()
+
+
+def close_client(spark: "SparkSession") -> None:
+    """Make every call of a session of Spark Connect fail soon, also those under way; return at once.
+
+    The server keeps the session until nobody has used it for a while.
+    """
+    client: Any = spark.client  # type: ignore[operator]  # a property of classes, which mypy does not know
+    # PySpark waits for calls that tell the server what was read.
+    threading.Thread(target=client.close, name="penstock-close", daemon=True).start()
+
+
+def retry_shortly(spark: "SparkSession") -> None:
+    """Have a session of Spark Connect repeat calls of a server that does not answer for ten seconds.
+
+    PySpark does so for ten minutes; a service repeats its work by itself.
+    """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    client: Any = spark.client  # type: ignore[operator]  # as above
+    client.set_retry_policies([DefaultPolicy(max_retries=8, max_backoff=2000)])
+
+
+def connect_url(master: str) -> str:
+    """Return the address of the server of Spark Connect in the settings or the environment; else empty."""
+    url = master if master.startswith(CONNECT) else os.environ.get(_REMOTE, "")
+    return url if url.startswith(CONNECT) else ""
 
 
 def allocation_file(pools: Mapping[str, "PoolSettings"]) -> str:

@@ -467,8 +467,13 @@ class StreamRead(Protocol):
 
 def open_stream(open_read: "Callable[[], TableRead]", schema: "StructType") -> DataSourceStreamReader:
     """Return the stream of a read, or a RefusedStreamReader with the reason when it cannot be opened."""
+    from penstock.process import configure_logs
     from penstock.spark.change_feed import ChangeFeedRead
 
+    ours = logging.getLogger("penstock")
+    if ours.propagate and not logging.getLogger().handlers:
+        # A process that Spark has started: its warnings would not be shown.
+        configure_logs(style="text", level="WARNING")
     try:
         read = open_read()
         if isinstance(read, StreamRead):

@@ -1,16 +1,16 @@
 """The one Spark session of a service: built when it is first needed, warmed up, watched, and replaced when
 it dies.
 
-A session dies with its Java process, with the gateway to it, with its standalone master, or when Spark stops
-its context. Whoever works on it gets Unavailable and repeats the work, as for anything that does not
-answer. One thread builds and watches: it builds a new session at once, and waits longer before every further
-try.
+A session dies with its Java process, with the gateway to it, with its standalone master or server of Spark
+Connect, or when Spark stops its context. Whoever works on it gets Unavailable and repeats the work, as for
+anything that does not answer. One thread builds and watches: it builds a new session at once, and waits
+longer before every further try.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from penstock import metrics
@@ -31,21 +31,30 @@ from penstock.spark.jvm import (
     shown_master,
 )
 from penstock.spark.labels import enter_pool
-from penstock.spark.parallelism import default_parallelism
-from penstock.spark.session import build_session, end_session, has_session
+from penstock.spark.session import (
+    build_session,
+    close_client,
+    connect_url,
+    end_session,
+    has_session,
+    retry_shortly,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SupervisedSession"]
+__all__ = ["SupervisedSession", "TaskWait"]
 
 _ASK_S = 1.0
 """Seconds between questions to the gateway. The end of Java itself is noticed at once."""
 _ANSWER_S = 60.0
 """Java that does not answer for so long hangs, whatever it is doing: it is killed, and replaced."""
+_UNSERVED_S = 30.0
+"""Tasks that wait for so long while none runs have no executors."""
 _BACKOFF = BackoffPolicy(base_s=1.0, cap_s=60.0, jitter=EQUAL_JITTER)
 _STEADY_S = 60.0
 """A session that died sooner counts as a failure in a row."""
+_RPC_TLS = "spark.ssl.rpc.enabled"
 _JAVA_END_S = 0.5
 _STOP_S = 4.0
 """Seconds from `interrupt` on for work to end, Spark to stop and Java to end; then Java is killed."""
@@ -66,12 +75,14 @@ class SupervisedSession:
         app_name: str,
         warm_up: "Callable[[SparkSession], None] | None" = None,
         answer_s: float = _ANSWER_S,
+        unserved_s: float = _UNSERVED_S,
         clock: Clock = SYSTEM,
     ) -> None:
         self._settings = settings
         self._app_name = app_name
         self._warm_up = warm_up
         self._answer_s = answer_s
+        self._unserved_s = unserved_s
         self._clock = clock
         self._changed = threading.Condition()
         # All below belongs to the condition.
@@ -120,7 +131,8 @@ class SupervisedSession:
         with self._changed:
             spark = self._spark
         if spark is not None:
-            reason = _why_dead(spark)
+            # A server of Spark Connect that is gone is asked for minutes: there the thread notices alone.
+            reason = _why_dead(spark) if find_context(spark) is not None else ""
             if not reason:
                 return spark
             self._lose(spark, reason)
@@ -159,6 +171,8 @@ class SupervisedSession:
             self._changed.notify_all()
             if self._interrupted:
                 return
+        if find_context(spark) is None:
+            close_client(spark)  # else what is under way would go on asking for a server
         metrics.SPARK_SESSIONS_LOST_TOTAL.inc()
         metrics.SPARK_SESSION_MISSING.set(1)
         _log.error("the Spark session died; a new one is built", extra={"reason": reason})
@@ -180,9 +194,12 @@ class SupervisedSession:
         killing.start()
 
     def _kill_java(self) -> None:
+        """Make every call of Java, or of a server of Spark Connect, fail at once."""
         with self._changed:
-            java = self._java
+            java, spark = self._java, self._spark
         java.kill()
+        if spark is not None and find_context(spark) is None:
+            close_client(spark)
 
     def stop(self) -> None:
         """End the session and its Java, if there is one."""
@@ -206,7 +223,7 @@ class SupervisedSession:
                 self._publish(error)
             else:
                 built_at = self._clock.monotonic()
-                with closing(MasterWatch(self._master())) as master:
+                with closing(self._watched_master()) as master:
                     self._watch(master)
                 lived_s = self._clock.monotonic() - built_at
                 failures = 0 if lived_s >= _STEADY_S else failures + 1
@@ -236,6 +253,8 @@ class SupervisedSession:
             raise
         except Exception as error:  # Java died meanwhile, in the middle of whatever PySpark did
             raise Unavailable(f"Spark did not start: {first_line(error)}; it is tried again") from error
+        if find_context(spark) is None:
+            retry_shortly(spark)
         if java.is_started:
             threading.Thread(target=self._await_java, args=(java,), name="penstock-java", daemon=True).start()
         with self._changed:
@@ -288,15 +307,30 @@ class SupervisedSession:
         metrics.SPARK_SESSION_STARTING.set(0)
         _log.error("Spark could not be started", extra={"error": str(error)})
 
-    def _master(self) -> str:
-        """Return the master of the session, which may be that of `spark-submit`; empty without one."""
+    def _watched_master(self) -> MasterWatch:
+        """Return a watch on the master of the session, which may be that of `spark-submit`."""
         with self._changed:
             spark = self._spark
-        context = None if spark is None else find_context(spark)
-        return "" if context is None else context.master or ""
+        if spark is None:
+            return MasterWatch("")
+        context = find_context(spark)
+        if context is None:
+            return MasterWatch(connect_url(with_defaults(self._settings.spark).master))
+        tls = False
+        with suppress(Exception):  # it has died at once: the first question says so
+            tls = context.getConf().get(_RPC_TLS, "false") == "true"
+        return MasterWatch(context.master or "", tls=tls)
 
     def _watch(self, master: MasterWatch) -> None:
         """Return when the session has died, or is to end."""
+        tasks = TaskWait(self._unserved_s)
+        try:
+            self._watch_with(master, tasks)
+        finally:
+            tasks.update(waiting=0, running=0, now=self._clock.monotonic())
+
+    def _watch_with(self, master: MasterWatch, tasks: "TaskWait") -> None:
+        question: _Question | None = None
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -305,8 +339,15 @@ class SupervisedSession:
                 spark, end = self._spark, self._java_end
                 if self._stopping or spark is None:
                     return
-            with self._killing_slow_java():
-                reason = end or ("its master is lost" if master.is_lost() else _why_dead(spark))
+            if find_context(spark) is None:
+                question = question if question and question.is_open else _Question(spark, self._clock)
+                lost = "its server is lost" if master.is_lost() else ""
+                reason = lost or question.failure(self._answer_s)
+            else:
+                with self._killing_slow_java():
+                    reason = end or ("its master is lost" if master.is_lost() else _why_dead(spark))
+                    waiting, running = (0, 0) if reason else _count_tasks(spark)
+                tasks.update(waiting=waiting, running=running, now=self._clock.monotonic())
             if reason:
                 self._lose(spark, reason)
 
@@ -338,10 +379,81 @@ class SupervisedSession:
         self._java.end(_STOP_S)
 
 
+class TaskWait:
+    """Notices that tasks wait and none runs, as when a cluster has lost all of its workers.
+
+    Spark itself waits without bound. The metric says so until a task runs or none waits.
+    """
+
+    def __init__(self, unserved_s: float) -> None:
+        self._unserved_s = unserved_s
+        self._since: float | None = None
+        self._missing = False
+
+    def update(self, *, waiting: int, running: int, now: float) -> bool:
+        """Take the tasks of all jobs as they are now; return whether executors are missing."""
+        if not waiting or running:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        missing = self._since is not None and now >= self._since + self._unserved_s
+        if missing != self._missing:
+            self._missing = missing
+            metrics.SPARK_EXECUTORS_MISSING.set(int(missing))
+            if missing:
+                _log.error(
+                    "Spark has no executors: jobs wait; start workers, or free cores and memory",
+                    extra={"waiting_tasks": waiting},
+                )
+            else:
+                _log.info("Spark jobs no longer wait for executors")
+        return missing
+
+
+def _count_tasks(spark: "SparkSession") -> tuple[int, int]:
+    """Return how many tasks of all jobs wait, and how many run; none when the session has died."""
+    waiting = running = 0
+    try:
+        tracker = spark.sparkContext.statusTracker()
+        for stage_id in tracker.getActiveStageIds():
+            stage = tracker.getStageInfo(stage_id)
+            if stage is not None:
+                running += stage.numActiveTasks
+                waiting += stage.numTasks - stage.numActiveTasks - stage.numCompletedTasks
+    except Exception:  # noqa: BLE001 - the next question to the session says why
+        return 0, 0
+    return waiting, running
+
+
+class _Question:
+    """Asks a server of Spark Connect whether the session is there, on a thread: PySpark repeats calls."""
+
+    def __init__(self, spark: "SparkSession", clock: Clock) -> None:
+        self._clock = clock
+        self._asked_at = clock.monotonic()
+        self._answer: str | None = None
+        threading.Thread(target=self._ask, args=(spark,), name="penstock-ask", daemon=True).start()
+
+    def _ask(self, spark: "SparkSession") -> None:
+        self._answer = _why_dead(spark)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is no answer yet, or a failure."""
+        return self._answer != ""
+
+    def failure(self, answer_s: float) -> str:
+        """Return why the session cannot be used, or that there was no answer in time; else empty."""
+        overdue = self._answer is None and self._clock.monotonic() >= self._asked_at + answer_s
+        return "its server does not answer" if overdue else self._answer or ""
+
+
 def _why_dead(spark: "SparkSession") -> str:
     """Return why a session cannot be used any more; empty when it can. Asks Java, and the context there."""
+    context = find_context(spark)
     try:
-        default_parallelism(spark)  # the cheapest public question that checks both
+        # The cheapest public questions that check both.
+        _ = spark.conf.get("spark.app.name", "") if context is None else context.defaultParallelism
     except Exception as error:  # noqa: BLE001 - whatever it is, nothing would work
         return first_line(error)
     return ""

@@ -9,7 +9,7 @@ from py4j.protocol import Py4JError
 
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, Unavailable
-from penstock.metrics import SPARK_SESSIONS_LOST_TOTAL
+from penstock.metrics import SPARK_EXECUTORS_MISSING, SPARK_SESSIONS_LOST_TOTAL
 from penstock.process import configure_logs
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.errors import translate_spark_errors
@@ -51,15 +51,24 @@ def start_count(session: SupervisedSession) -> threading.Thread:
     return job
 
 
+def await_missing(value: float) -> float:
+    deadline = SYSTEM.monotonic() + WITHIN_S
+    while SPARK_EXECUTORS_MISSING._value.get() != value and SYSTEM.monotonic() < deadline:
+        SYSTEM.pause(0.05)
+    return float(SPARK_EXECUTORS_MISSING._value.get())
+
+
 def main() -> None:
     configure_logs(style="text", level="INFO")
     host = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     spark = SparkSettings(master=sys.argv[1], driver_memory="1g", conf=SMALL | host)
-    session = SupervisedSession(Settings(spark=spark), app_name="penstock-tests")
+    session = SupervisedSession(Settings(spark=spark), app_name="penstock-tests", unserved_s=1.0)
     waiting = start_count(session)
+    say("executors are missing:", await_missing(1.0))
     interrupt_jobs(session.get(), TAG)
     waiting.join(WITHIN_S)
     say("cancelled:", not waiting.is_alive())
+    say("executors are missing:", await_missing(0.0))
 
     waiting = start_count(session)
     say("kill the master")

@@ -3,6 +3,7 @@ is after `build_session`, without and with its own.
 """
 
 import json
+import logging
 import sys
 
 from pyspark.errors import PySparkException
@@ -23,6 +24,7 @@ OURS = Settings(
     spark=SparkSettings(
         master="local[1]",
         driver_memory="3g",
+        connectors=("iceberg",),
         conf={
             "spark.sql.shuffle.partitions": "7",
             "spark.ui.enabled": "true",
@@ -39,15 +41,22 @@ KEYS = (
     "spark.ui.enabled",
     "spark.penstock.storage",
 )
+EXTENSIONS = "spark.sql.extensions"
 
 
 def describe(spark: SparkSession) -> None:
     again = build_session(OURS).sparkContext is spark.sparkContext
-    facts = {**{key: spark.conf.get(key) for key in KEYS}, "again": again, "count": spark.range(5).count()}
+    facts = {
+        **{key: spark.conf.get(key) for key in KEYS},
+        EXTENSIONS: spark.conf.get(EXTENSIONS, ""),
+        "again": again,
+        "count": spark.range(5).count(),
+    }
     sys.stdout.write(f"{json.dumps(facts)}\n")
 
 
 def main() -> None:
+    logging.basicConfig()
     submitted = build_session(OURS, app_name="ours")
     describe(submitted)
     submitted.stop()

@@ -207,10 +207,11 @@ def test_jars_of_the_user_win(wanted: SparkSettings, key: str, value: str):
     assert not folder_of(wanted).exists()
 
 
-def test_other_jars_of_the_user_stay_beside_ours(wanted: SparkSettings):
-    conf = {**wanted.conf, "spark.jars": "/opt/jars/mine.jar"}
+@pytest.mark.parametrize("path", ["/opt/jars/mine.jar", "/opt/delta-spark/my-delta-spark-udfs.jar"])
+def test_other_jars_of_the_user_stay_beside_ours(wanted: SparkSettings, path: str):
+    conf = {**wanted.conf, "spark.jars": path}
     first, *ours = connectors.session_conf(wanted.model_copy(update={"conf": conf}))["spark.jars"].split(",")
-    assert first == "/opt/jars/mine.jar"
+    assert first == path
     assert [Path(path).name for path in ours] == [LAKE.file_name, HELPER.file_name]
 
 

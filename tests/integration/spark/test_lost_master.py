@@ -32,8 +32,13 @@ def test_jobs_without_executors_are_cancelled_and_stopped_and_a_lost_master_is_n
         try:
             with service.stdout as lines:
                 said = iter(lines)
-                cancelled = [next(said).rstrip() for _ in range(3)]
-                assert cancelled[1:] == ["cancelled: True", "kill the master"], log.read_text()
+                assert next(said).rstrip() == "executors are missing: 1.0", log.read_text()
+                cancelled = [next(said).rstrip() for _ in range(4)]
+                assert cancelled[1:] == [
+                    "cancelled: True",
+                    "executors are missing: 0.0",
+                    "kill the master",
+                ], log.read_text()
                 assert cancelled[0].startswith("given back:")
                 cluster.kill_master()
                 cluster.start_master()  # at once, and without a memory of the application
@@ -47,6 +52,7 @@ def test_jobs_without_executors_are_cancelled_and_stopped_and_a_lost_master_is_n
             service.wait()
     text = log.read_text()
     assert "reason=its master is lost" in text
+    assert "Spark has no executors: jobs wait" in text
     assert "Traceback" not in text
 
 
@@ -72,3 +78,43 @@ def test_a_master_is_lost_when_it_ends_also_when_another_takes_its_address() -> 
     with closing(MasterWatch("local[2]")) as local, closing(MasterWatch("k8s://https://a:1")) as other:
         assert not local.is_lost()
         assert not other.is_lost()
+
+
+def test_a_master_that_closes_silent_connections_is_lost_when_it_accepts_no_other() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with closing(MasterWatch(f"spark://127.0.0.1:{port}", tls=True)) as watch:
+            for _ in range(3):  # as Netty does after ten seconds without a TLS handshake
+                server.accept()[0].close()
+                assert not watch.is_lost()
+            last, _ = server.accept()
+            server.close()
+            last.close()
+            assert watch.is_lost()
+
+
+def test_a_machine_that_vanished_is_noticed_by_the_system() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with closing(MasterWatch(f"spark://127.0.0.1:{port}")) as watch, server.accept()[0]:
+            (connection,) = watch._sockets.values()
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            asked_s = [
+                connection.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            ]
+            assert asked_s == [10, 10, 3]
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 40_000
+
+
+def test_a_server_of_spark_connect_is_lost_when_it_refuses_two_connections_in_a_row() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with closing(MasterWatch(f"sc://127.0.0.1:{port}/;token=x")) as watch:
+            assert not watch.is_lost()
+            server.close()
+            assert not watch.is_lost()
+            with socket.create_server(("127.0.0.1", port)):
+                assert not watch.is_lost()
+            assert not watch.is_lost()
+            assert watch.is_lost()

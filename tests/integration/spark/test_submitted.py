@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pyspark
 import pytest
@@ -27,7 +28,9 @@ def test_what_spark_submit_was_given_is_kept_with_and_without_a_session_of_the_u
         "spark.ui.enabled": "false",
         "spark.penstock.storage": f"file://{tmp_path}/events",
     }
-    options = ["--master", "local[2]", "--name", "theirs", "--driver-memory", "600m"]
+    jar = tmp_path / "iceberg-spark-runtime-4.1_2.13-0.jar"  # a connector of the user's own
+    ZipFile(jar, "w").close()
+    options = ["--jars", str(jar), "--master", "local[2]", "--name", "theirs", "--driver-memory", "600m"]
     options += [word for pair in given.items() for word in ("--conf", "=".join(pair))]
     done = subprocess.run(
         [SUBMIT, *options, PROGRAM],
@@ -47,7 +50,10 @@ def test_what_spark_submit_was_given_is_kept_with_and_without_a_session_of_the_u
         "spark.ui.enabled": "false",
     }
     kept["spark.penstock.storage"] = given["spark.penstock.storage"]
-    ours = {"spark.sql.shuffle.partitions": "7"}
+    ours = {"spark.sql.shuffle.partitions": "7", "again": True, "count": 5}
+    extension = {"spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"}
     without_penstock, *sessions = [json.loads(line) for line in done.stdout.splitlines()]
     assert f"storage file://{tmp_path}/events is not a folder" in without_penstock
-    assert sessions == [{**kept, **ours, "again": True, "count": 5}] * 2
+    assert sessions == [{**kept, **ours, **extension}, {**kept, **ours, "spark.sql.extensions": ""}]
+    # The second session was there before its settings were known.
+    assert done.stderr.count("does not have all of spark.connectors") == 1

@@ -12,6 +12,7 @@ from penstock.control.overview.part_metrics import (
     count_rows,
     parse_page,
     parts_starting_spark,
+    parts_without_executors,
     parts_without_spark,
     spool_levels,
 )
@@ -96,11 +97,14 @@ def test_rows_are_summed_by_who_worked_on_them() -> None:
 
 
 def test_parts_tell_whether_spark_starts_or_is_lost() -> None:
-    gauge = "# TYPE penstock_spark_session_{0} gauge\npenstock_spark_session_{0} {1}\n"
+    gauge = "# TYPE penstock_spark_{0} gauge\npenstock_spark_{0} {1}\n"
+    starting, missing, executors = "session_starting", "session_missing", "executors_missing"
     pages = {
-        "a": parse_page(gauge.format("starting", 1.0) + gauge.format("missing", 0.0)),
-        "b": parse_page(gauge.format("starting", 0.0) + gauge.format("missing", 1.0)),
+        "a": parse_page(gauge.format(starting, 1.0) + gauge.format(missing, 0.0)),
+        "b": parse_page(gauge.format(starting, 0.0) + gauge.format(missing, 1.0)),
+        "c": parse_page(gauge.format(missing, 0.0) + gauge.format(executors, 1.0)),
     }
+    assert parts_without_executors(pages) == {"c"}
     assert parts_starting_spark(pages) == {"a"}
     assert parts_without_spark(pages) == {"b"}
 

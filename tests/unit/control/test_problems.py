@@ -61,6 +61,10 @@ def test_a_deployment_that_is_well_has_no_problems() -> None:
             facts(parts=(part(),), without_spark=frozenset({"capture-1"})),
             "spark_lost", "capture-1", "lost its Spark session", "Java's memory",
         ),
+        (
+            facts(parts=(part(),), without_executors=frozenset({"capture-1"})),
+            "spark_no_executors", "capture-1", "wait for executors", "start workers",
+        ),
         (facts(captures=(CaptureFact("c", "addr", "refused"),)), "part_silent", "c", "refused", "token"),
         (
             facts(abandoned=2, abandoned_max=32),
@@ -170,6 +174,8 @@ def test_a_part_that_starts_spark_says_so_and_is_well() -> None:
         parts=parts, starting_spark=frozenset({"changefeeds"}), without_spark=frozenset({"changefeeds"})
     )
     assert [each.state for each in build_overview(both).parts] == ["running", "degraded"]
+    (_, waiting) = build_overview(facts(parts=parts, without_executors=frozenset({"changefeeds"}))).parts
+    assert (waiting.state, waiting.error) == ("degraded", "its Spark jobs wait for executors")
 
 
 @pytest.mark.parametrize("state", [PartState.STARTING, PartState.WAITING, PartState.STOPPED])

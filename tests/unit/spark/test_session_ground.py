@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -155,7 +156,7 @@ def test_java_is_killed_four_seconds_after_a_signal_and_at_once_while_it_starts(
     monkeypatch.setattr("penstock.spark.supervised.threading.Timer", Timer)
     session = SupervisedSession(Settings(), app_name="test")
     session._java = java = Java()
-    session._spark = object() if lives else None
+    session._spark = SimpleNamespace(sparkContext=object()) if lives else None
     session.interrupt()
     assert java.killed is not lives
     ((seconds, kill),) = timers

@@ -160,3 +160,22 @@ def test_a_missing_attribute_is_an_ended_session_only_where_the_session_is_none(
     assert as_penstock_error(raised_inside_pyspark("frame.nothing", frame=object())) is None
     unsupported = PySparkAttributeError("[ATTRIBUTE_NOT_SUPPORTED] Attribute `nothing` is not supported.")
     assert as_penstock_error(raised_inside_pyspark("raise error", error=unsupported)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[NO_ACTIVE_SESSION] No active Spark session found.",
+        "Cannot invoke RPC on closed channel!",
+        "<_InactiveRpcError of RPC that terminated with: status = StatusCode.UNAVAILABLE",
+        "[INVALID_HANDLE.SESSION_CHANGED] The handle x is invalid.",
+    ],
+)
+def test_a_server_of_spark_connect_that_is_gone_is_an_ended_session(text: str):
+    with pytest.raises(ValueError, match=r".") as caught:
+        exec(
+            compile("raise error", "/x/site-packages/pyspark/sql/connect/client/core.py", "exec"),
+            {"error": ValueError(text)},
+        )
+    assert type(as_penstock_error(caught.value)) is Unavailable
+    assert as_penstock_error(ValueError(text)) is None

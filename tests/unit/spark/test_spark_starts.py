@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +29,8 @@ class Spark:
         assert self.may_build.wait(DEADLINE_S)
         if self.error is not None:
             raise self.error
-        self.built.append(object())
+        context = SimpleNamespace(master="", getConf=dict)
+        self.built.append(SimpleNamespace(sparkContext=context))
         return self.built[-1]
 
     def why_dead(self, session: object) -> str:

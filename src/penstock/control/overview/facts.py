@@ -131,6 +131,8 @@ class Facts:
     starting_spark: frozenset[str] = frozenset()
     without_spark: frozenset[str] = frozenset()
     """Parts that need a Spark session and have none."""
+    without_executors: frozenset[str] = frozenset()
+    """Parts whose Spark jobs wait for executors."""
     flush_interval_s: float = 60.0
     """Seconds that rows wait in a capture before they become objects."""
     low_disks: Mapping[str, int] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from penstock.control.overview.part_metrics import (
     count_rows,
     parse_page,
     parts_starting_spark,
+    parts_without_executors,
     parts_without_spark,
     read_pages,
     spool_levels,
@@ -116,6 +117,7 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
             silent=_silent_parts(metrics),
             starting_spark=parts_starting_spark(answered),
             without_spark=parts_without_spark(answered),
+            without_executors=parts_without_executors(answered),
             engines=count_rows(answered),
         )
     schemas = Probe("schemas", lambda: _read_schemas(deployment), clock=clock)
@@ -157,6 +159,7 @@ def gather_facts(deployment: Deployment, growth: Growth, *, clock: Clock = SYSTE
         engines=count_rows(_answered_pages(metrics)),
         starting_spark=parts_starting_spark(_answered_pages(metrics)),
         without_spark=parts_without_spark(_answered_pages(metrics)),
+        without_executors=parts_without_executors(_answered_pages(metrics)),
         flush_interval_s=settings.capture.flush_interval_s,
         low_disks={} if parts is None else find_low_disks(settings),
         locks=eventloop.run(

@@ -60,6 +60,8 @@ class ProblemKind(StrEnum):
     PART_SILENT = "part_silent"
     SPARK_LOST = "spark_lost"
     """The Spark session of a part died, or could not be built."""
+    SPARK_NO_EXECUTORS = "spark_no_executors"
+    """The Spark jobs of a part wait, and no executor runs any."""
     DISK_LOW = "disk_low"
     UNKNOWN = "unknown"
     """A fact could not be read."""

@@ -148,10 +148,11 @@ def _owner_row(kind: PartKind, owner: str) -> PartRow:
 
 
 def _part(part: PartStatus, facts: Facts) -> PartRow:
-    without_spark = part.name in facts.without_spark
-    state = part.state
-    if without_spark:
-        state = PartState.DEGRADED
+    error, state = part.error, part.state
+    if part.name in facts.without_spark:
+        error, state = "its Spark session is lost; a new one is built", PartState.DEGRADED
+    elif part.name in facts.without_executors:
+        error, state = "its Spark jobs wait for executors", PartState.DEGRADED
     elif part.name in facts.starting_spark:
         state = PartState.STARTING_SPARK
     return PartRow(
@@ -161,7 +162,7 @@ def _part(part: PartStatus, facts: Facts) -> PartRow:
         pid=part.pid,
         restarts=part.restarts,
         since=format_ms(part.since_ms) if part.since_ms else None,
-        error="its Spark session is lost; a new one is built" if without_spark else part.error,
+        error=error,
         addr=part.addr,
     )
 

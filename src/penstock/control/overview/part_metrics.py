@@ -24,6 +24,7 @@ __all__ = [
     "count_rows",
     "parse_page",
     "parts_starting_spark",
+    "parts_without_executors",
     "parts_without_spark",
     "read_pages",
     "spool_levels",
@@ -102,10 +103,20 @@ _ROWS: Mapping[FlowStage, str] = {
 }
 _SPOOLED, _MARKS = _name(metrics.SINK_SPOOL_BYTES), _name(metrics.SINK_SPOOL_MARK_BYTES)
 _NO_SPARK = _name(metrics.SPARK_SESSION_MISSING)
+_NO_EXECUTORS = _name(metrics.SPARK_EXECUTORS_MISSING)
 _SPARK_STARTS = _name(metrics.SPARK_SESSION_STARTING)
 _ABANDONED = _name(metrics.JOBS_ABANDONED_CONSUMERS)
 _BY_ENGINE = _name(metrics.ROWS_TOTAL)
-_NEEDED = (*_ROWS.values(), _SPOOLED, _MARKS, _NO_SPARK, _SPARK_STARTS, _ABANDONED, _BY_ENGINE)
+_NEEDED = (
+    *_ROWS.values(),
+    _SPOOLED,
+    _MARKS,
+    _NO_SPARK,
+    _NO_EXECUTORS,
+    _SPARK_STARTS,
+    _ABANDONED,
+    _BY_ENGINE,
+)
 
 
 def parse_page(text: str) -> dict[MetricSample, float]:
@@ -165,6 +176,11 @@ def spool_levels(pages: Mapping[str, Mapping[MetricSample, float]]) -> dict[str,
 def parts_starting_spark(pages: Mapping[str, Mapping[MetricSample, float]]) -> frozenset[str]:
     """Return the parts whose Spark session starts."""
     return frozenset(part for part, page in pages.items() if page.get(MetricSample(_SPARK_STARTS)))
+
+
+def parts_without_executors(pages: Mapping[str, Mapping[MetricSample, float]]) -> frozenset[str]:
+    """Return the parts whose Spark jobs wait for executors."""
+    return frozenset(part for part, page in pages.items() if page.get(MetricSample(_NO_EXECUTORS)))
 
 
 def parts_without_spark(pages: Mapping[str, Mapping[MetricSample, float]]) -> frozenset[str]:

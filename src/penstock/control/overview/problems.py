@@ -107,6 +107,13 @@ def _of_part(part: PartStatus, facts: Facts) -> Iterator[Problem]:
             message=f"{part.name} has lost its Spark session and builds a new one",
             remedy="wait; if it stays so, its log says why: check Java's memory and the Spark master",
         )
+    elif part.name in facts.without_executors:
+        yield Problem(
+            part=part.name,
+            what=ProblemKind.SPARK_NO_EXECUTORS,
+            message=f"Spark jobs of {part.name} wait for executors, and none runs",
+            remedy="start workers of the Spark cluster, or free cores and memory; jobs go on by themselves",
+        )
 
 
 def _is_down(facts: Facts, kind: PartKind) -> bool:
