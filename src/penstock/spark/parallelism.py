@@ -7,6 +7,7 @@ cannot ask it: there a thread of the driver asks, and keeps the answer in a file
 """
 
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from penstock.clock import SYSTEM
 from penstock.spark.jvm import find_context, parse_master
 from penstock.spark.tasks import Parallelism
 
@@ -29,6 +31,9 @@ _GIVEN = "spark.default.parallelism"
 _LEAF = "spark.sql.leafNodeDefaultParallelism"
 _LEAF_TASKS = 1 << 20  # no frame of work has so many rows
 _REACHABLE_MAX = 1024
+_NO_LIMIT = (1 << 31) - 1  # what Spark takes for its own default
+_UNLIMITED_TASKS = 64
+"""Tasks of a job that can have as many executors as it wants: more of them cost more than they save."""
 _ASK_S = 2.0
 """Seconds between the questions of the thread; Spark itself waits one second before it asks for executors."""
 
@@ -38,27 +43,49 @@ class _Conf(Protocol):
 
 
 def reachable_tasks(conf: _Conf) -> int:
-    """Return how many tasks dynamic allocation can grow to; 0 when it is off, or has no limit.
+    """Return how many tasks dynamic allocation can grow to; 0 when it is off.
 
     It grows with the tasks that wait: a job that is divided for the executors of now would never get more.
+    Without a limit, as Spark has it by default, there is one of our own.
     """
     if conf("spark.dynamicAllocation.enabled", "false") != "true" or conf(_GIVEN, ""):
         return 0
-    executors = int(conf("spark.dynamicAllocation.maxExecutors", "0") or 0)
-    cores = int(conf("spark.executor.cores", "1") or 1)
+    executors = int(conf("spark.dynamicAllocation.maxExecutors", "") or _NO_LIMIT)
+    if executors >= _NO_LIMIT:
+        return _UNLIMITED_TASKS
+    given = conf("spark.executor.cores", "")
+    if not given and (conf("spark.master", "") or "").startswith("spark://"):
+        return max(_UNLIMITED_TASKS, min(_REACHABLE_MAX, executors))  # an executor has its worker's cores
+    cores = int(given or 1)
     return min(_REACHABLE_MAX, executors * max(1, cores // int(conf("spark.task.cpus", "1") or 1)))
 
 
 def default_parallelism(spark: "SparkSession") -> int:
     """Return how many tasks of a session run at once, now or when dynamic allocation has grown.
 
-    A session of Spark Connect says only what its configuration does. Ask again before each job.
+    Of a session of Spark Connect the server knows it, which is asked now and then. Ask again before each job.
     """
     context = find_context(spark)
     if context is not None:
         return max(context.defaultParallelism, reachable_tasks(spark.conf.get))
-    given = spark.conf.get(_GIVEN, None)
-    return int(given) if given else os.cpu_count() or 1
+    known = _of_servers.get(spark)
+    now = SYSTEM.monotonic()
+    if known is None or now >= known[1] + _SERVER_S:
+        known = max(_ask_server(spark), reachable_tasks(spark.conf.get)), now
+        _of_servers[spark] = known
+    return known[0]
+
+
+def _ask_server(spark: "SparkSession") -> int:
+    """Return into how many tasks the server divides a range, by its plan: nothing else says so."""
+    (plan,) = spark.sql("EXPLAIN SELECT id FROM range(1000000)").first() or ("",)
+    found = _SPLITS.search(plan)
+    return max(1, int(found[1])) if found else os.cpu_count() or 1
+
+
+_SERVER_S = 10.0
+_SPLITS = re.compile(r"splits=(\d+)")  # of Spark's operator Range
+_of_servers: "weakref.WeakKeyDictionary[SparkSession, tuple[int, float]]" = weakref.WeakKeyDictionary()
 
 
 _work_sessions: "weakref.WeakKeyDictionary[SparkSession, SparkSession]" = weakref.WeakKeyDictionary()

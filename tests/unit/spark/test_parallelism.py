@@ -20,7 +20,17 @@ GROWING = {"spark.dynamicAllocation.enabled": "true"}
     [
         ({}, 0),
         ({"spark.dynamicAllocation.maxExecutors": "8"}, 0),
-        (GROWING, 0),
+        (GROWING, 64),
+        (GROWING | {"spark.dynamicAllocation.maxExecutors": "2", "spark.master": "spark://host:7077"}, 64),
+        (
+            GROWING
+            | {
+                "spark.dynamicAllocation.maxExecutors": "2",
+                "spark.executor.cores": "4",
+                "spark.master": "spark://host:7077",
+            },
+            8,
+        ),
         (GROWING | {"spark.dynamicAllocation.maxExecutors": "8"}, 8),
         (GROWING | {"spark.dynamicAllocation.maxExecutors": "8", "spark.executor.cores": "4"}, 32),
         (
@@ -32,7 +42,8 @@ GROWING = {"spark.dynamicAllocation.enabled": "true"}
             },
             16,
         ),
-        (GROWING | {"spark.dynamicAllocation.maxExecutors": "2147483647"}, 1024),
+        (GROWING | {"spark.dynamicAllocation.maxExecutors": "2147483647"}, 64),
+        (GROWING | {"spark.dynamicAllocation.maxExecutors": "5000"}, 1024),
         (GROWING | {"spark.dynamicAllocation.maxExecutors": "8", "spark.default.parallelism": "3"}, 0),
     ],
 )
