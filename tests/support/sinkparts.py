@@ -131,6 +131,7 @@ class RowlessEngine:
         self.writing = Gate()
         self.failing: set[str] = set()  # dispatchers whose files fail
         self.slow: set[str] = set()  # dispatchers whose files that are made of slices do not end
+        self.tried: dict[str, list[EncodeWork]] = {}  # of files that are made of slices, by dispatcher
         self.encode_jobs: list[list[Slice]] = []
         self.files: list[FileWork] = []
         self.written: set[str] = set()  # paths
@@ -183,9 +184,12 @@ class RowlessEngine:
 
     async def make_file(self, file: DirectFile) -> DirectResult:
         await self.encoding.enter()
+        self.tried.setdefault(file.file.dispatcher_id, []).extend(file.work)
         chunks = tuple(chunk for work in file.work for chunk in self._chunks(0, work.slice))
         await self._wait_for_remote([file.file])
         while file.file.after and file.file.after not in self.written:
+            if file.file.dispatcher_id in self.failing:
+                return DirectResult(failure=Unavailable(f"{file.file.after} was not written"))
             await SYSTEM.sleep(0.001)
         while file.file.dispatcher_id in self.slow:
             await SYSTEM.sleep(0.001)
@@ -231,6 +235,7 @@ class PlainFiles:
         self.told = told if told is not None else []
         self.stale: set[str] = set()
         self.silent: dict[str, threading.Event] = {}  # dispatchers that are placed when it is set
+        self.failing: dict[str, Exception] = {}  # why dispatchers get no place
         self.error: Exception | None = None
         self.checkpoints: list[int] = []
         self.numbers: Counter[str] = Counter()
@@ -242,6 +247,8 @@ class PlainFiles:
             raise self.error
         if spec.id in self.silent:
             assert self.silent[spec.id].wait(60)
+        if spec.id in self.failing:
+            raise self.failing[spec.id]
         if spec.id in self.stale:
             return None
         return FileTarget(

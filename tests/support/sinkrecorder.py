@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from penstock.changefeeds.model import PendingFile, ProgressStore
-from penstock.changefeeds.sinks.sink import DmlEvent
+from penstock.changefeeds.sinks.sink import DmlEvent, FailingDispatcher
 from penstock.errors import Invalid
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position, Slice, TableSpan
@@ -24,6 +24,7 @@ class RemoteDouble:
         self.log: list[str] = []
         self.checkpoints: list[int] = []
         self.ddls: list[DdlEvent] = []
+        self.hanging: dict[int, asyncio.Event] = {}  # tables whose missing files are written when it is set
 
     def next_path(self, dispatcher_id: str, behind: int = 0) -> str:
         """Return the path of a dispatcher's next file, or of one so many files behind it."""
@@ -79,6 +80,7 @@ class RecordingSink:
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._failed = False
         self.published_ts = 0
+        self.failing: dict[str, FailingDispatcher] = {}
 
     def slice_bytes(self, dispatcher: TableSpan) -> int:  # noqa: ARG002 - the same for all
         return 1 << 40
@@ -152,6 +154,9 @@ class RecordingSink:
         for _, group in groupby(files, key=lambda pair: pair[0].dispatcher_id):
             await self._progress.begin_files([replace(file, nbytes=0) for file, _ in group])
         for file, slices in files:
+            hanging = self._remote.hanging.get(slices[0].dispatcher.table_id)
+            if hanging is not None:
+                await hanging.wait()
             self.fault("write_file")
             self._remote.files.setdefault(file.data_path, tuple(slices))
             spans = f"{_show(file.start)}..{_show(file.end)}"

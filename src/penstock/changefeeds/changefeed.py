@@ -95,7 +95,6 @@ class Changefeed:
                 source=self._source,
                 progress=self._progress,
                 files=self._files,
-                open_sink=self._open_sink,
                 clock=self._clock,
             )
             self._current_run = ChangefeedRun(

@@ -2,6 +2,8 @@
 
 One dispatcher, which the changefeed's run drives:
 
+REPAIRING ── files of the process before are finished ──> READY
+
 READY ── Read ──> READING ── changes ──> SENT ── post_enqueue ──> READY
   │                  └────── none ─────> READY
   └── Drain (a DDL is next) ──> DRAINING ── drained ──> WAITING ── DDL done ──> READY
@@ -28,6 +30,7 @@ _PACE_S_MAX = 5.0
 class DispatcherState(Enum):
     """Where a dispatcher is."""
 
+    REPAIRING = "repairing"  # files of the process before are finished
     READY = "ready"
     READING = "reading"
     SENT = "sent"  # until the sink wakes it
@@ -98,17 +101,26 @@ class Dispatcher:
 
     __slots__ = ("begin", "paced_at", "progress", "span", "state")
 
-    def __init__(self, span: TableSpan, begin: Position, position: Position | None = None) -> None:
+    def __init__(
+        self, span: TableSpan, begin: Position, position: Position | None = None, *, repairing: bool = False
+    ) -> None:
+        """With `repairing`, what is after the position may be in files already: it reads nothing yet."""
         self.span = span
         self.begin = begin
         self.progress = TableProgress(begin if position is None else position)
-        self.state = DispatcherState.READY
+        self.state = DispatcherState.REPAIRING if repairing else DispatcherState.READY
         self.paced_at: int | None = None
 
     @property
     def position(self) -> Position:
         """Every change up to it was given to the sink."""
         return self.progress.position
+
+    def finish_repair(self, position: Position) -> None:
+        """Begin to read: everything up to the position is on the remote."""
+        assert self.state is DispatcherState.REPAIRING, f"a dispatcher is repaired that is {self.state.value}"
+        self.progress.skip_to(position)
+        self.state = DispatcherState.READY
 
     def next_step(self, horizon: Horizon, pace: ReadPace | None = None) -> Read | Drain | None:
         """Return what to do now; None: nothing until the horizon moves or the current step is done.

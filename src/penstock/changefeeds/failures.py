@@ -11,7 +11,7 @@ from penstock.retry import EQUAL_JITTER, BackoffPolicy
 T = TypeVar("T")
 
 GIVE_UP_S = 30 * 60.0
-_BACKOFF = BackoffPolicy(base_s=0.5, cap_s=60.0, jitter=EQUAL_JITTER)
+RETRY_BACKOFF = BackoffPolicy(base_s=0.5, cap_s=60.0, jitter=EQUAL_JITTER)
 _ERROR_CHARS_MAX = 500
 _PERMANENT = (Corrupt, Fenced, Invalid, StaleRead)
 
@@ -55,12 +55,22 @@ class FailureTracker:
         """
         now = self._clock.monotonic()
         self._since = now if self._since is None else self._since
-        self.error = f"{type(error).__name__}: {_first_line(self._mask(str(error)))}"
+        self.error = f"{type(error).__name__}: {self.describe(error)}"
         if _is_permanent(error) or now - self._since >= self._give_up_s:
             raise error
         facts = {"changefeed": self._changefeed_id, "error": self.error, "attempt": attempt}
         _log.warning("a changefeed failed and tries again", extra=facts)
-        return _BACKOFF.delay_s(attempt + 1, self._clock.random())
+        return RETRY_BACKOFF.delay_s(attempt + 1, self._clock.random())
+
+    def describe(self, error: Exception) -> str:
+        """Return the first line of an error, without secrets."""
+        return _first_line(self._mask(str(error)))
+
+    def give_up_after(self, since: float, error: Exception) -> None:
+        """Raise a failure that is tried again without progress since a time, when `give_up_s` have passed."""
+        if self._clock.monotonic() - since >= self._give_up_s:
+            self._since = since if self._since is None else min(self._since, since)
+            raise error
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while it raises Unavailable.

@@ -1,7 +1,7 @@
 """Where the dispatchers of a changefeed begin: at its start, and again after every stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 
@@ -32,9 +32,8 @@ from penstock.follow.slices import Position, Slice, TableSpan
 from penstock.follow.source import SliceSource
 
 _SLICE_LIMIT = ReadLimit(nbytes=64 * 1024 * 1024)
-_REPAIRS_MAX = 16
-_FILES_AGAIN_MAX = 8  # dispatchers whose files are encoded and written together
-_READABLE_S = 60.0  # after which a table whose file is missing is not waited for
+_REPAIRS_MAX = 512  # dispatchers whose files are finished at the same time
+_LOOKS_MAX = 64  # requests at the same time
 _POLL_S = 0.1
 
 
@@ -68,12 +67,17 @@ class ChangefeedOptions:
 
 @dataclass(frozen=True, slots=True)
 class RestoredProgress:
-    """A changefeed that is ready to go on from its stored progress."""
+    """A changefeed that is ready to go on from its stored progress.
+
+    `unfinished` are those of the dispatchers with files that may be missing, and these files: such a
+    dispatcher goes on when `FileRepair` is done with it.
+    """
 
     checkpoint_ts: int
     done: DoneDdls
     tables: ReplicatedTables
     dispatchers: tuple[Dispatcher, ...]
+    unfinished: tuple[DispatcherRecord, ...] = ()
     left_out: tuple[LeftOutTable, ...] = ()
 
 
@@ -84,18 +88,15 @@ async def restore_progress(
     source: SliceSource,
     progress: ProgressStore,
     files: SinkFiles,
-    open_sink: Callable[[], Awaitable[Sink]],
     clock: Clock,
 ) -> RestoredProgress:
-    """Read the stored progress, look at the remote, and return the dispatchers with their positions.
-
-    Files that were begun and are missing are written with a sink that is opened for them.
+    """Read the stored progress, and return the dispatchers with their positions.
 
     Replicated tables without a dispatcher get one: all tables at the first start; later those that other
     patterns have brought in, which begin at the last DDL that is done. Raises what the parts raise, and
     StaleRead when the history of a table is gone. Repeating it is safe.
     """
-    return await _Resumption(changefeed_id, options, source, progress, files, open_sink, clock).run()
+    return await _Resumption(changefeed_id, options, source, progress, files, clock).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,6 @@ class _Resumption:
     source: SliceSource
     progress: ProgressStore
     files: SinkFiles
-    open_sink: Callable[[], Awaitable[Sink]]
     clock: Clock
 
     async def run(self) -> RestoredProgress:
@@ -140,14 +140,18 @@ class _Resumption:
         if len(left_out) < len(known):
             await self.progress.change_dispatchers((), (), left_out=left_out)
         passed = self._passed_ddls(tables, table_filter, checkpoint_ts, done.ts, later)
-        positions = await self._find_positions(records, checkpoint_ts)
-        dispatchers = tuple(
-            Dispatcher(
-                record.span, record.begin, max(position, passed.get(record.span.table_id, record.begin))
+        unfinished = {record.span.id: record for record in _unfinished(records, Position(checkpoint_ts))}
+        dispatchers = []
+        for record in records:
+            repaired = unfinished.get(record.span.id)
+            certain = record.begin if repaired is None else repaired.pending[0].start
+            at = max(
+                Position(checkpoint_ts), record.begin, certain, passed.get(record.span.table_id, certain)
             )
-            for record, position in zip(records, positions, strict=True)
+            dispatchers.append(Dispatcher(record.span, record.begin, at, repairing=repaired is not None))
+        return RestoredProgress(
+            checkpoint_ts, done, tables, tuple(dispatchers), tuple(unfinished.values()), tuple(left_out)
         )
-        return RestoredProgress(checkpoint_ts, done, tables, dispatchers, tuple(left_out))
 
     async def _settle_location(self) -> None:
         """Make the stored progress describe the location that is written to.
@@ -232,30 +236,10 @@ class _Resumption:
             return {}
         fixed = [schema for schema in new if schema.table.is_base_table and not schema.table.unique_keys]
         table_ids = [table_id for schema in fixed for table_id in schema.table.physical_ids]
-        while (readable := await self._readable_ids(table_ids, ts)) is None:
+        while (readable := await _readable_ids(self.source, table_ids, ts)) is None:
             await self.clock.sleep(_POLL_S)
         rows = self.options.split_rows
         return {table_id: await self.source.split_points(table_id, ts, rows) for table_id in readable}
-
-    async def _readable_ids(self, table_ids: Sequence[int], ts: int) -> list[int] | None:
-        """Return the tables that can be read at `ts`; None while others than refused ones cannot.
-
-        Raises Unavailable when no capture has one of them.
-        """
-        ranges = await self.source.read_progress(table_ids) if table_ids else {}
-        readable = [
-            table_id for table_id in table_ids if table_id in ranges and ranges[table_id].readable_ts >= ts
-        ]
-        waiting = set(table_ids).difference(
-            readable, (table_id for table_id, found in ranges.items() if found.refusal is not None)
-        )
-        lost = sorted(table_id for table_id in waiting if table_id in ranges and ranges[table_id].uncaptured)
-        if lost:
-            raise Unavailable(f"no capture has table {lost[0]}; start a capture whose capture.tables name it")
-        return None if waiting else readable
-
-    async def _is_readable(self, table_ids: Sequence[int], ts: int) -> bool:
-        return await self._readable_ids(table_ids, ts) == list(table_ids)
 
     def _spans(self, table_id: int, split_points: Iterable[bytes]) -> list[TableSpan]:
         bounds = [b"", *split_points, b""]
@@ -283,78 +267,85 @@ class _Resumption:
                 passed[table_id] = Position(block.commit_ts - 1)
         return passed
 
-    async def _find_positions(
-        self, records: Sequence[DispatcherRecord], checkpoint_ts: int
-    ) -> list[Position]:
-        """Return where each dispatcher goes on: after what is certainly on the remote."""
-        done = Position(checkpoint_ts)
-        begun = [
-            replace(record, pending=tuple(file for file in record.pending if file.end > done))
-            for record in records
-        ]
-        found = await self._repair(begun)
-        await self._write_again([record for record, missing, _ in found if missing])
-        return [max(done, record.begin, at) for record, _, at in found]
 
-    async def _repair(
-        self, records: Iterable[DispatcherRecord]
-    ) -> list[tuple[DispatcherRecord, bool, Position]]:
-        """Return each record with its files from the first missing one on, whether one is missing, and where
-        the dispatcher goes on when all of its files are there.
+def _unfinished(records: Iterable[DispatcherRecord], done: Position) -> Iterator[DispatcherRecord]:
+    """Yield the dispatchers with files after `done` that may be missing, with these files."""
+    for record in records:
+        pending = tuple(file for file in record.pending if file.end > done)
+        if pending:
+            yield replace(record, pending=pending)
+
+
+async def _readable_ids(source: SliceSource, table_ids: Sequence[int], ts: int) -> list[int] | None:
+    """Return the tables that can be read at `ts`; None while others than refused ones cannot.
+
+    Raises Unavailable when no capture has one of them.
+    """
+    ranges = await source.read_progress(table_ids) if table_ids else {}
+    readable = [
+        table_id for table_id in table_ids if table_id in ranges and ranges[table_id].readable_ts >= ts
+    ]
+    waiting = set(table_ids).difference(
+        readable, (table_id for table_id, found in ranges.items() if found.refusal is not None)
+    )
+    lost = sorted(table_id for table_id in waiting if table_id in ranges and ranges[table_id].uncaptured)
+    if lost:
+        raise Unavailable(f"no capture has table {lost[0]}; start a capture whose capture.tables name it")
+    return None if waiting else readable
+
+
+class FileRepair:
+    """Finishes the files that a process before this one has begun, of each dispatcher by itself."""
+
+    def __init__(
+        self, source: SliceSource, files: SinkFiles, sink: Sink, options: ChangefeedOptions, clock: Clock
+    ) -> None:
+        self._source = source
+        self._files = files
+        self._sink = sink
+        self._options = options
+        self._clock = clock
+        self._looks = asyncio.Semaphore(_LOOKS_MAX)
+        self._room = asyncio.Semaphore(_REPAIRS_MAX)
+
+    async def repair(self, record: DispatcherRecord) -> Position:
+        """Return where a dispatcher goes on, once all of its files are on the remote.
+
+        Raises Unavailable while storage or the table does not answer; repeating it is safe.
         """
-        room = asyncio.Semaphore(_REPAIRS_MAX)
-
-        async def repair(record: DispatcherRecord) -> tuple[DispatcherRecord, bool, Position]:
+        async with self._room:
             at = record.begin
             for number, file in enumerate(record.pending):
-                self.files.forget(file.dispatcher_id)
-                async with room:
-                    reached = await call_in_thread(self.files.repair, file)
+                self._files.forget(file.dispatcher_id)
+                async with self._looks:
+                    reached = await call_in_thread(self._files.repair, file)
                 if reached is None:
-                    missing = record.pending[number:]
-                    return replace(record, pending=missing), True, missing[-1].end
+                    await self._write_again(record, record.pending[number:])
+                    return record.pending[-1].end
                 at = reached
-            return record, False, at
+            return at
 
-        return await asyncio.gather(*map(repair, records))
-
-    async def _write_again(self, records: Sequence[DispatcherRecord]) -> None:
-        """Write the pending files of these dispatchers, of which the first is missing: each with the same
-        changes.
+    async def _write_again(self, record: DispatcherRecord, missing: Sequence[PendingFile]) -> None:
+        """Write files, of which the first is missing, in order: each with the same changes.
 
         Whoever was to write such a file may still do so, and nothing can stop it. As both have the same
         changes, it does not matter whose file it is.
         """
-        if not records:
-            return
-        sink = await self.open_sink()
-        try:
-            for start in range(0, len(records), _FILES_AGAIN_MAX):
-                files = [
-                    (file, await self._read_again(record, file))
-                    for record in records[start : start + _FILES_AGAIN_MAX]
-                    for file in record.pending
-                ]
-                await sink.write_again(files)
-        finally:
-            await sink.close()
+        await self._sink.write_again([(file, await self._read_again(record, file)) for file in missing])
 
     async def _read_again(self, record: DispatcherRecord, file: PendingFile) -> list[Slice]:
         """Return slices that together are the changes of a file."""
         table_id = record.span.table_id
-        deadline = self.clock.monotonic() + _READABLE_S
-        while not await self._is_readable([table_id], file.end.ts):
-            if self.clock.monotonic() > deadline:
-                raise Unavailable(
-                    f"table {table_id} cannot be read up to {file.end.ts}, so {file.data_path} cannot be"
-                    " written again; see `penstock status` for what captures it"
-                )
-            await self.clock.sleep(_POLL_S)
+        if await _readable_ids(self._source, [table_id], file.end.ts) != [table_id]:
+            raise Unavailable(
+                f"table {table_id} cannot be read up to {file.end.ts}, so {file.data_path} cannot be"
+                " written again; see `penstock status` for what captures it"
+            )
         slices: list[Slice] = []
         at = file.start
         while at < file.end:
-            slice_ = await self.source.next_slice(
-                record.span, at, file.end.ts, self.options.slice_limit, begin=record.begin
+            slice_ = await self._source.next_slice(
+                record.span, at, file.end.ts, self._options.slice_limit, begin=record.begin
             )
             if slice_ is None:
                 break

@@ -17,12 +17,17 @@ from penstock.changefeeds.dispatcher import (
     Read,
     ReadPace,
 )
-from penstock.changefeeds.failures import FailureTracker
-from penstock.changefeeds.model import LeftOutTable, ProgressStore, describe_left_out
-from penstock.changefeeds.resume import ChangefeedOptions, RestoredProgress, without_unsent
-from penstock.changefeeds.sinks.sink import Sink, SinkFiles
+from penstock.changefeeds.failures import RETRY_BACKOFF, FailureTracker
+from penstock.changefeeds.model import (
+    DispatcherRecord,
+    LeftOutTable,
+    ProgressStore,
+    describe_left_out,
+)
+from penstock.changefeeds.resume import ChangefeedOptions, FileRepair, RestoredProgress, without_unsent
+from penstock.changefeeds.sinks.sink import FailingDispatcher, Sink, SinkFiles
 from penstock.clock import Clock, physical_ms
-from penstock.errors import Invalid, PenstockError
+from penstock.errors import Denied, Invalid, PenstockError, Unavailable
 from penstock.eventloop import Place, call_in_thread
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Slice
@@ -82,6 +87,10 @@ class ChangefeedRun:
             table_filter=without_unsent(options.tables, resumed.left_out),
             failures=failures,
         )
+        self._unfinished = resumed.unfinished
+        self._repairs = FileRepair(source, files, sink, options, clock)
+        self._repairing: dict[str, FailingDispatcher] = {}  # whose repair has failed and is tried again
+        self._moved_at = clock.monotonic()  # something came to the remote
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ready: deque[tuple[Dispatcher, Read]] = deque()
@@ -119,6 +128,8 @@ class ChangefeedRun:
         self._spawn(self._watch(serving))
         self._spawn(self._ddls.run(self._go_on, self._spawn))
         self._go_on(list(self._dispatchers))
+        for record in self._unfinished:
+            self._spawn(self._repair(record))
         main = asyncio.create_task(self._tick_to_the_end())
         try:
             await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
@@ -128,6 +139,25 @@ class ChangefeedRun:
         finally:
             main.cancel()
             await asyncio.gather(main, return_exceptions=True)
+
+    async def _repair(self, record: DispatcherRecord) -> None:
+        """Finish the files that the process before has begun, then let their dispatcher go on."""
+        tries = 0
+        while True:
+            try:
+                position = await self._repairs.repair(record)
+                break
+            except (Unavailable, Denied) as error:
+                tries += 1
+                known = self._repairing.get(record.span.id)
+                since = self._clock.monotonic() if known is None else known.since
+                self._repairing[record.span.id] = FailingDispatcher(error, since)
+                await self._clock.sleep(RETRY_BACKOFF.delay_s(tries, self._clock.random()))
+        self._repairing.pop(record.span.id, None)
+        self._moved_at = self._clock.monotonic()
+        dispatcher = self._dispatchers.active[record.span.id]
+        dispatcher.finish_repair(position)
+        self._go_on((dispatcher,))
 
     async def _tick_to_the_end(self) -> None:
         if self.kept_ts > self._options.begin.checkpoint_ts:
@@ -219,8 +249,17 @@ class ChangefeedRun:
         ]
         left_out = tuple(self._ddls.left_out.values())
         unknown = _describe_unknown(self._ddls.unknown)
-        warnings = _describe_missed(missed), unknown, describe_left_out(left_out)
+        warnings = self._check_failing(), _describe_missed(missed), unknown, describe_left_out(left_out)
         self.warning = "; ".join(filter(None, warnings))
+
+    def _check_failing(self) -> str:
+        """Return which dispatchers cannot write; raise why when nothing has been written for too long."""
+        failing = [*self._sink.failing.values(), *self._repairing.values()]
+        if not failing:
+            return ""
+        first = min(failing, key=lambda dispatcher: dispatcher.since)
+        self._failures.give_up_after(max(first.since, self._moved_at), first.error)
+        return _describe_failing(len(failing), self._failures.describe(first.error))
 
     def _log_left_out(self, table: LeftOutTable) -> None:
         facts = {"changefeed": self._changefeed_id, "table": table.name, "reason": table.reason}
@@ -293,10 +332,14 @@ class ChangefeedRun:
             return
         self._dispatchers.add_unflushed(dispatcher)
         event.add_post_enqueue(partial(self._wake, dispatcher))
+        event.add_post_flush(self._note_moved)
         if asked.start.handle is not None:  # inside a snapshot the checkpoint may not move for hours
             event.add_post_flush(self._note_progress_inside)
         self._sink.add_dml_event(event)
         self._start_reads()
+
+    def _note_moved(self) -> None:
+        self._moved_at = self._clock.monotonic()
 
     def _note_progress_inside(self) -> None:
         """Count a flushed slice as progress, unless consumers are still to get a checkpoint."""
@@ -431,6 +474,11 @@ def _describe_unknown(ddls: Sequence[DdlEvent]) -> str:
         f"the DDL of {', '.join(sorted(names)) or ddl.database} at {ddl.commit_ts}{others} has no statement:"
         " the cluster did not record it in time. Change the target as the schema file of that version says"
     )
+
+
+def _describe_failing(count: int, error: str) -> str:
+    who = "1 dispatcher" if count == 1 else f"{count} dispatchers"
+    return f"files of {who} cannot be written now and are tried again, the others go on: {error}"
 
 
 def _describe_missed(names: Collection[str]) -> str:

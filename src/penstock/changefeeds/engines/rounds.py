@@ -297,6 +297,15 @@ class RoundQueue:
             train.append(self._behind.pop(train[-1].place))
         return train
 
+    def take_behind(self, place: tuple[str, str]) -> list[RoundFile]:
+        """Take the files that come after one, directly or not, and are in no job."""
+        taken = []
+        while (follower := self._behind.pop(place, None)) is not None:
+            place = follower.place
+            self._unfinished.discard(place)
+            taken.append(follower)
+        return taken
+
     def finish(
         self, round_: Round, unfinished: Iterable[RoundFile], seconds: Mapping[RoundFile, float]
     ) -> None:
@@ -661,9 +670,10 @@ class Rounds:
         try:
             ended = await loop.run_in_executor(self._threads, self._jobs.run, job.round, job.tag)
         except Exception as error:  # noqa: BLE001 - whoever waits for a file of this round gets it
-            self._queue.finish(job.round, (), {})
             for file in files:
                 self._fail(file, error)
+                self._fail_behind(file)
+            self._queue.finish(job.round, (), {})
         else:
             self._settle(job.round, ended)
         for file in files:
@@ -672,22 +682,42 @@ class Rounds:
             self._gather()
 
     def _settle(self, round_: Round, ended: Sequence[TaskResult]) -> None:
-        """Answer those whose files are done; queue again what the tasks have left."""
+        """Answer those whose files are done; queue again what the tasks have left.
+
+        What comes after a file that has failed fails too: its turn would not come.
+        """
         files = round_.files
         unfinished = []
-        for task in ended:
+        failed: set[tuple[str, str]] = set()
+        for task in sorted(ended, key=lambda task: task.number):
             file = files[task.number]
             if task.result is not None and not _has_hung(task):
                 self._answer(file, task.result)
+                if task.result.failure is not None:
+                    failed.add(file.place)
                 continue
             file.tries += task.seconds > 0
+            before = file.direct.file.after
             if file.tries >= _TRIES_MAX and task.result is not None:
                 self._answer(file, task.result)
+                failed.add(file.place)
             elif file.tries >= _TRIES_MAX:
                 self._fail(file, _exhausted(file, task))
+                failed.add(file.place)
+            elif (file.key, before) in failed:
+                self._fail(file, Unavailable(f"{before} before it was not written"))
+                failed.add(file.place)
             elif not file.cancelled:
                 unfinished.append(file)
+        for file in files:
+            if file.place in failed:
+                self._fail_behind(file)
         self._queue.finish(round_, unfinished, {files[task.number]: task.seconds for task in ended})
+
+    def _fail_behind(self, file: RoundFile) -> None:
+        for follower in self._queue.take_behind(file.place):
+            before = follower.direct.file.after
+            self._fail(follower, Unavailable(f"{before} before it was not written"))
 
     def _answer(self, file: RoundFile, result: DirectResult) -> None:
         waiting = self._waiting.get(file)

@@ -4,10 +4,12 @@ Events are descriptors of rows, never the rows; they do no I/O.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.changefeeds.model import PendingFile
+from penstock.errors import PenstockError
 from penstock.follow.ddl_events import DdlEvent
 from penstock.follow.slices import Position, Slice, TableSpan
 
@@ -90,6 +92,14 @@ class DrainMarker:
             raise self._error
 
 
+@dataclass(frozen=True, slots=True)
+class FailingDispatcher:
+    """Why files of a dispatcher cannot be written now, and since which time of the clock."""
+
+    error: PenstockError
+    since: float
+
+
 QueueItem = DmlEvent | DrainMarker
 """What goes through the sink in order, and is acknowledged when everything up to it is on the remote."""
 
@@ -99,8 +109,8 @@ class Sink(Protocol):
 
     The events of a dispatcher stay in order. Each event is acknowledged twice: in the spool (`post_enqueue`)
     and on the remote (`post_flush`). Delivery is at least once: after a restart the same slice may come
-    again. After a failure, which `run` raises, nothing is acknowledged any more, and the calls for DDLs
-    raise.
+    again. A file that cannot be written now is tried again, and only its dispatcher waits. After any other
+    failure, which `run` raises, nothing is acknowledged any more, and the calls for DDLs raise.
     """
 
     def slice_bytes(self, dispatcher: TableSpan) -> int | None:
@@ -123,10 +133,16 @@ class Sink(Protocol):
         """Publish a checkpoint to consumers soon; `published_ts` shows when it is done."""
 
     async def write_again(self, files: Sequence[tuple[PendingFile, Sequence[Slice]]]) -> None:
-        """Write files that a process before this one began and that are not there, each of its slices.
+        """Write files of one dispatcher that a process before this one began and that are not there, in
+        order, each of its slices.
 
-        If such a file arrives meanwhile, it has the same changes and counts. Call it before `run`.
+        If such a file arrives meanwhile, it has the same changes and counts. Raises Unavailable when a file
+        cannot be written now; repeating the call is safe.
         """
+
+    @property
+    def failing(self) -> Mapping[str, FailingDispatcher]:
+        """The dispatchers whose files cannot be written now and are tried again."""
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         """Forget a dispatcher that has drained."""

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -626,3 +627,39 @@ async def test_a_cancelled_call_before_its_job_costs_no_job() -> None:
     assert (await make(rounds, "b")).rows == 1
     rounds.close()
     assert [names(round_) for round_ in jobs.rounds] == [["feed/b"]]
+
+
+async def test_a_file_that_fails_fails_those_behind_it_and_what_comes_later_is_made() -> None:
+    failing = {"d0.json"}
+    written = {""}
+
+    def answer(file: RoundFile, number: int) -> TaskResult:
+        path, before = file.direct.file.data_path, file.direct.file.after
+        if before not in written:
+            return TaskResult(number, None, 0.0)  # its turn did not come
+        if path in failing:
+            return TaskResult(number, DirectResult(failure=Unavailable("no")), 0.01)
+        written.add(path)
+        return TaskResult(number, DirectResult(rows=1), 0.01)
+
+    rounds = Rounds(JobDouble(answer), gather_s=0.0)
+    answers = [
+        asyncio.ensure_future(rounds.make_file(TARGET, file.direct, changefeed="c", account="a"))
+        for file in same_dispatcher(3)
+    ]
+    failures = [(await answer).failure for answer in answers]
+    assert [type(failure) for failure in failures] == [Unavailable] * 3
+    assert "before it was not written" in str(failures[2])
+    failing.clear()
+    for file in same_dispatcher(3):
+        result = await rounds.make_file(TARGET, file.direct, changefeed="c", account="a")
+        assert result.failure is None
+    rounds.close()
+
+
+def same_dispatcher(count: int) -> list[RoundFile]:
+    files = train(count, 1000)
+    return [
+        replace(file, direct=replace(file.direct, file=replace(file.direct.file, dispatcher_id="d")))
+        for file in files
+    ]

@@ -1,13 +1,17 @@
 """Slices that go into a file without the spool: those that are due anyway, and those that fill a file."""
 
+import asyncio
 import threading
 
 import pytest
 
+from penstock.changefeeds.engines.engine import DirectFile, DirectResult
 from penstock.changefeeds.filters import RowFilterRule
-from penstock.errors import Unavailable
+from penstock.changefeeds.model import PendingFile
+from penstock.errors import Corrupt, Invalid, Unavailable
+from penstock.follow.slices import Position
 from penstock.testing.clock import ManualClock
-from support.sinkparts import RowlessEngine, SinkWorld
+from support.sinkparts import RowlessEngine, SinkWorld, slice_of
 
 
 async def test_a_slice_that_is_due_is_in_a_file_at_once() -> None:
@@ -52,10 +56,10 @@ async def test_a_sink_ends_while_a_schema_file_hangs_and_nothing_of_it_happens_l
         world.add(1, 5, flush=True)
         world.add(2, 5, flush=True)
         await world.until(lambda: "d2@5 flushed" in world.told)
-        world.files.error = Unavailable("the remote does not answer")
+        world.files.error = Invalid("the remote refuses the schema file")
         answers.set()
         world.add(3, 5, flush=True)
-        with pytest.raises(Unavailable):
+        with pytest.raises(Invalid):
             await world.run()
         assert "d3@5 flushed" not in world.told
 
@@ -175,15 +179,69 @@ async def test_what_is_coming_is_kept_before_a_file_is_made() -> None:
         world.engine.writing.open()
 
 
-async def test_a_file_that_cannot_be_made_ends_the_sink_and_acknowledges_nothing() -> None:
-    world = SinkWorld(engine=RowlessEngine(), clock=ManualClock())
+async def test_a_file_that_cannot_be_made_now_is_made_later_and_nobody_else_waits() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.engine.failing.add("1")
+        world.add(1, 5, flush=True)
+        await world.until(lambda: "1" in world.sink.failing)
+        assert "could not be written: the remote refused it" in str(world.sink.failing["1"].error)
+        for ts in (5, 6, 7):
+            world.add(2, ts, flush=True)
+            await world.until(lambda: f"d2@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
+        assert "d1@5 flushed" not in world.told
+        world.engine.failing.clear()
+        await world.until_after(60, lambda: "d1@5 flushed" in world.told)
+        assert not world.sink.failing
+        (written,) = [file for file in world.engine.files if file.dispatcher_id == "1"]
+        assert [file.data_path for file in world.progress.pending["1"]] == [written.data_path]
+        assert len({task.options.encoded_at_ms for task in world.engine.tried["1"]}) == 1, "the same bytes"
+
+
+async def test_what_comes_after_a_file_that_failed_is_made_after_it() -> None:
+    engine = RowlessEngine(cores=2)
+    async with SinkWorld(engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        for ts in range(1, 4):
+            world.add(1, ts, 1000)
+            await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
+        engine.failing.add("1")
+        for ts in range(4, 8):
+            world.add(1, ts, 1000)
+        await world.until(lambda: "1" in world.sink.failing)
+        await world.settle()
+        engine.failing.clear()
+        await world.until_after(60, lambda: "d1@7 flushed" in world.told)
+        assert [told for told in world.told if told.endswith("flushed")] == [
+            f"d1@{ts} flushed" for ts in range(1, 8)
+        ]
+
+
+async def test_a_failure_that_is_final_ends_the_sink() -> None:
+    world = SinkWorld(clock=ManualClock())
     running = world.run()
-    world.engine.failing.add("1")
+
+    async def make_file(_: DirectFile) -> DirectResult:
+        return DirectResult(failure=Corrupt("the object exists with other content"))
+
+    world.engine.make_file = make_file
     world.add(1, 5, flush=True)
-    with pytest.raises(Unavailable, match="could not be written: the remote refused it"):
+    with pytest.raises(Corrupt, match="other content"):
         await running
     assert "d1@5 flushed" not in world.told
     await world.sink.close()
+
+
+async def test_a_sink_that_is_closed_writes_what_it_can_and_tells_what_it_cannot() -> None:
+    world = SinkWorld(clock=ManualClock())
+    running = world.run()
+    world.engine.failing.add("1")
+    world.add(1, 5, flush=True)
+    await world.until(lambda: "1" in world.sink.failing)
+    world.add(2, 5)
+    await world.until(lambda: "d2@5 woken" in world.told)
+    await world.sink.close()
+    with pytest.raises(Unavailable, match="the remote refused it"):
+        await running
+    assert [told for told in world.told if told.endswith("flushed")] == ["d2@5 flushed"]
 
 
 async def test_the_spool_counts_what_is_expected_and_wakes_nobody_beyond_its_mark() -> None:
@@ -197,3 +255,23 @@ async def test_the_spool_counts_what_is_expected_and_wakes_nobody_beyond_its_mar
         assert 8 <= len(woken) < 14
         world.engine.writing.open()
         await world.until(lambda: sum(name.endswith("flushed") for name in world.told) == 14)
+
+
+def pending(number: int) -> PendingFile:
+    return PendingFile(str(number), f"{number}/1", f"{number}/index", Position(4), Position(5))
+
+
+async def test_files_of_many_dispatchers_are_written_again_by_few_transactions_and_at_once() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.engine.writing.shut()
+        written = [
+            asyncio.ensure_future(world.sink.write_again([(pending(n), [slice_of(n, 5)])]))
+            for n in range(600)
+        ]
+        await world.until(lambda: world.engine.writing.waiting == 600)
+        assert len(world.progress.begun) <= 4
+        assert sum(map(len, world.progress.begun)) == 600
+        assert max(map(len, world.progress.begun)) <= 512
+        world.engine.writing.open()
+        await asyncio.gather(*written)
+        assert {file.data_path for file in world.engine.files} == {f"{n}/1" for n in range(600)}

@@ -90,13 +90,17 @@ async def test_a_drain_covers_many_files_of_its_dispatcher() -> None:
         ]
 
 
-async def test_a_failed_write_fails_the_drain_and_acknowledges_nothing() -> None:
+async def test_a_failed_write_holds_the_drain_and_then_fails_it_and_acknowledges_nothing() -> None:
     world = SinkWorld(clock=ManualClock())
     running = world.run()
     world.engine.failing = {"1"}
     world.add(1, 5)
+    drain = world.drain(1, 7)
+    await world.until(lambda: "1" in world.sink.failing)
+    assert not drain.done()
+    await world.until_after(60, drain.done)
     with pytest.raises(Unavailable, match="could not be written"):
-        await world.drain(1, 7)
+        await drain
     with pytest.raises(Unavailable, match="could not be written"):
         await running
     assert world.told == ["d1@5 woken"]

@@ -19,17 +19,42 @@ async def failed(world: SinkWorld, error: type[Exception] = Unavailable) -> None
     assert world.engine.closed
 
 
-async def test_a_file_that_cannot_be_written_is_not_acknowledged_and_the_others_of_its_job_are() -> None:
-    world = SinkWorld(clock=ManualClock(), spool_disk_quota=1_000_000)
+async def test_a_file_that_cannot_be_written_is_written_later_and_the_others_of_its_job_go_on() -> None:
+    async with SinkWorld(clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        world.engine.failing = {"1"}
+        world.engine.encoding.shut()
+        for number in range(4):
+            world.add(number, 5, 1000)
+        await world.until(lambda: world.engine.encoding.waiting == 1)
+        world.engine.encoding.open()
+        await world.until(lambda: "1" in world.sink.failing)
+        await world.until(lambda: sum("flushed" in each for each in world.told) == 3)
+        assert {each for each in world.told if "flushed" in each} == {f"d{n}@5 flushed" for n in (0, 2, 3)}
+        world.engine.failing.clear()
+        await world.until_after(1, lambda: "d1@5 flushed" in world.told)
+        assert not world.sink.failing
+
+
+async def test_a_file_of_the_spool_that_fails_again_and_again_ends_the_sink() -> None:
+    clock = ManualClock()
+    world = SinkWorld(clock=clock)
+    running = world.run()
     world.engine.failing = {"1"}
-    world.engine.encoding.shut()
-    world.run()
-    for number in range(4):
-        world.add(number, 5, 1000)
-    await world.until(lambda: world.engine.encoding.waiting == 1)
-    world.engine.encoding.open()
+    world.add(1, 5, 1000)
+    await world.until_after(60, running.done)
     await failed(world)
-    assert {each for each in world.told if "flushed" in each} == {f"d{n}@5 flushed" for n in (0, 2, 3)}
+    assert "d1@5 flushed" not in world.told
+
+
+async def test_a_dispatcher_whose_place_is_not_found_waits_alone() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.files.failing = {"1": remote_silent()}
+        world.add(1, 5, flush=True)
+        world.add(2, 5, flush=True)
+        await world.until(lambda: "d2@5 flushed" in world.told)
+        await world.until(lambda: "1" in world.sink.failing)
+        world.files.failing.clear()
+        await world.until_after(60, lambda: "d1@5 flushed" in world.told)
 
 
 async def test_after_a_failure_events_are_ignored_and_calls_for_ddls_raise() -> None:
@@ -49,12 +74,10 @@ async def test_after_a_failure_events_are_ignored_and_calls_for_ddls_raise() -> 
     assert len(world.engine.encode_jobs) == 1
 
 
-@pytest.mark.parametrize("where", ["place", "begin", "write", "release", "checkpoint", "callback"])
+@pytest.mark.parametrize("where", ["begin", "write", "release", "checkpoint", "callback"])
 async def test_a_failure_anywhere_ends_the_sink(where: str) -> None:
     world = SinkWorld(clock=ManualClock())
-    if where == "place":
-        world.files.error = remote_silent()
-    elif where == "begin":
+    if where == "begin":
         world.progress.error = Fenced("another process has the changefeed")
     elif where == "write":
         world.engine.writing.error = remote_silent()

@@ -1,17 +1,17 @@
 """The storage sink: it takes the events of dispatchers and writes files to object storage."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.model import PendingFile, ProgressStore
-from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
+from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker, FailingDispatcher
 from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.spool import SpoolAllowance
-from penstock.changefeeds.sinks.storage.workers import EncodeLoop, WriteLoop, write_again
+from penstock.changefeeds.sinks.storage.workers import EncodeLoop, PendingRecords, WriteLoop, write_again
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventloop import Notifier, Place, TaskScope, ThreadRunner, WakeUp
@@ -29,8 +29,9 @@ class StorageSink:
     """Brings the events of dispatchers into files, each dispatcher's in order.
 
     An event is acknowledged twice: `post_enqueue` when it is in the spool and the spool is not too full,
-    `post_flush` when its data and index are on the remote. After the first failure, which `run` raises,
-    nothing is acknowledged any more, events are ignored and the calls for DDLs raise. For one event loop.
+    `post_flush` when its data and index are on the remote. A file that cannot be written now is tried again,
+    and only its dispatcher waits. After any other failure, which `run` raises, nothing is acknowledged any
+    more, events are ignored and the calls for DDLs raise. For one event loop.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class StorageSink:
             allowance.open += 1
         self._engine = engine
         self._files = files
-        self._progress = progress
         self._options = options
         self._clock = clock
         self._metrics = SinkMetrics(changefeed)
         self._tasks = TaskScope()
+        self._records = PendingRecords(progress, self._tasks)
         self._threads = ThreadRunner(_THREADS, "penstock-sink", place=place)
         self._ledger = Ledger(
             options, self._metrics, self._release, clock, cores=engine.cores, allowance=allowance
@@ -67,7 +68,7 @@ class StorageSink:
         self._writing = WriteLoop(
             engine,
             files,
-            progress,
+            self._records,
             self._ledger,
             options,
             self._metrics,
@@ -129,10 +130,19 @@ class StorageSink:
         self._checkpoints.add(ts)
 
     async def write_again(self, files: Sequence[tuple[PendingFile, Sequence[Slice]]]) -> None:
-        """Write files that a process before this one began and that are not there. Before `run` only."""
+        """Write files of one dispatcher that a process before this one began and that are not there.
+
+        Before the dispatcher sends anything. Raises Unavailable when a file cannot be written now.
+        """
+        self._check()
         with self._metrics.stage("write"):
             at_ms = self._clock.wall_ms()
-            await write_again(files, self._engine, self._progress, self._options, encoded_at_ms=at_ms)
+            await write_again(files, self._engine, self._records, self._options, encoded_at_ms=at_ms)
+
+    @property
+    def failing(self) -> Mapping[str, FailingDispatcher]:
+        """The dispatchers whose files cannot be written now and are tried again."""
+        return self._writing.failing
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         """Forget a dispatcher. Nothing of it is written after the return.
@@ -179,16 +189,25 @@ class StorageSink:
     async def close(self) -> None:
         """Write the events that were accepted, unless the sink has failed; then release everything.
 
+        What cannot be written now is left out, and `run` raises why.
+
         When cancelled, it stops writing and still releases everything.
         """
         self._closing = True
         try:
             if self._running and not self._ended:
-                await self._notifier.wait_for(lambda: self._ended or self._ledger.shards.idle)
+                self._writing.close()
+                await self._notifier.wait_for(
+                    lambda: self._ended or self._ledger.shards.idle or bool(self.failing)
+                )
                 self._ledger.buffers.flush()
                 self._writing.changed.notify()
-                await self._notifier.wait_for(lambda: self._ended or not self._ledger.buffers.active)
+                await self._notifier.wait_for(
+                    lambda: self._ended or self._ledger.buffers.active <= len(self.failing)
+                )
                 await self._checkpoints.write()
+                for failing in self.failing.values():
+                    self._tasks.end(failing.error)
         finally:
             self._tasks.end()
             await self._release_all()

@@ -8,7 +8,7 @@ each is acknowledged when it is done, whatever the others do.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -25,7 +25,7 @@ from penstock.changefeeds.engines.engine import (
     WriteResult,
 )
 from penstock.changefeeds.model import PendingFile, ProgressStore
-from penstock.changefeeds.sinks.sink import DmlEvent
+from penstock.changefeeds.sinks.sink import DmlEvent, FailingDispatcher
 from penstock.changefeeds.sinks.storage.buffers import FileTask
 from penstock.changefeeds.sinks.storage.job_queue import DispatcherJob, JobQueue
 from penstock.changefeeds.sinks.storage.ledger import EncodeBatch, Ledger
@@ -33,18 +33,21 @@ from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import FilePaths, FileTarget, RemoteFiles
 from penstock.clock import Clock
-from penstock.errors import PenstockError, Unavailable
-from penstock.eventloop import TaskScope, ThreadRunner, WakeUp
+from penstock.errors import Denied, PenstockError, Unavailable
+from penstock.eventloop import Notifier, TaskScope, ThreadRunner, WakeUp
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.slices import Slice
+from penstock.retry import EQUAL_JITTER, BackoffPolicy
 
 _log = logging.getLogger(__name__)
 
 _SHARED_JOBS_MAX = 2
 _ALONE_JOBS_MAX = 4
 _WRITE_JOBS_MAX = 8
-_JOB_FILES_MAX = 512
-_PLACE_S = 0.25  # for which the files of a job wait for those that take long to place
+_FILES_MAX = 4096  # that are written at the same time
+_RECORD_FILES_MAX = 512  # in one transaction
+_SPOOLED_TRIES_MAX = 4
+_BACKOFF = BackoffPolicy(base_s=0.5, cap_s=60.0, jitter=EQUAL_JITTER)
 
 
 class EncodeLoop:
@@ -121,15 +124,21 @@ def encode_work(slice_: Slice, options: SinkOptions, clock: Clock) -> EncodeWork
     return EncodeWork(slice_, encoder)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PlacedFile:
-    """A file to write, with its target and its paths."""
+    """A file to write, with its target and its paths.
+
+    `before` is the dispatcher's file before it, if that was under way.
+    """
 
     task: FileTask
     target: FileTarget
     paths: FilePaths
     work: FileWork
     where: str
+    before: FileTask | None
+    began_at: float
+    tries: int = 0
 
     @property
     def pending(self) -> PendingFile:
@@ -180,38 +189,68 @@ def file_work(
 async def write_again(
     files: Sequence[tuple[PendingFile, Sequence[Slice]]],
     engine: SinkEngine,
-    progress: ProgressStore,
+    records: "PendingRecords",
     options: SinkOptions,
     *,
     encoded_at_ms: int,
 ) -> None:
-    """Write files that another process began: each the changes of its slices, under the name it was given.
+    """Write files of a dispatcher that another process began, in order: each the changes of its slices, under
+    the name it was given.
 
-    The files of a dispatcher are written in order. The other process may still write the same changes, with
-    other bytes, so their size is forgotten first. That also checks the lease. Raises Unavailable when a file
-    cannot be written.
+    The other process may still write the same changes, with other bytes, so their size is forgotten first.
+    That also checks the lease. Raises Unavailable when a file cannot be written.
     """
-    begun: dict[str, list[tuple[PendingFile, Sequence[Slice]]]] = {}
-    for file, slices in files:
-        begun.setdefault(file.dispatcher_id, []).append((file, slices))
-    pending = [replace(file, nbytes=0) for of_dispatcher in begun.values() for file, _ in of_dispatcher]
-    await progress.begin_files(pending)
+    await records.begin([replace(file, nbytes=0) for file, _ in files])
+    known = next((slices[0] for _, slices in files if slices), None)
+    for file, found in files:
+        slices = found
+        if not found and file.followed and known is not None:  # others are behind it: it is written
+            slices = [replace(known, start=file.start, end=file.end, parts=(), rows=0, nbytes=0)]
+        if slices:
+            result = await engine.make_file(_made_again(file, slices, options, encoded_at_ms))
+            if result.failure is not None:
+                raise _file_failure(file.data_path, result.failure)
 
-    async def write(of_dispatcher: Sequence[tuple[PendingFile, Sequence[Slice]]]) -> None:
-        known = next((slices[0] for _, slices in of_dispatcher if slices), None)
-        for file, found in of_dispatcher:
-            slices = found
-            if not found and file.followed and known is not None:  # others are behind it: it is written
-                slices = [replace(known, start=file.start, end=file.end, parts=(), rows=0, nbytes=0)]
-            if slices:
-                result = await engine.make_file(_made_again(file, slices, options, encoded_at_ms))
-                if result.failure is not None:
-                    raise _file_failure(file.data_path, result.failure)
 
-    outcomes = await asyncio.gather(*map(write, begun.values()), return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
+class PendingRecords:
+    """Stores what files will hold before they are written. Who comes while one transaction is under way
+    shares the next, so that their number does not grow with that of the dispatchers.
+    """
+
+    def __init__(self, progress: ProgressStore, tasks: TaskScope) -> None:
+        self._progress = progress
+        self._tasks = tasks
+        self._waiting: deque[tuple[Sequence[PendingFile], asyncio.Future[None]]] = deque()
+        self._storing = False
+
+    async def begin(self, files: Sequence[PendingFile]) -> None:
+        """Store the files of one dispatcher that are under way, in the place of those before."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((files, stored))
+        if not self._storing:
+            self._storing = True
+            self._tasks.start(self._store_all())
+        await stored
+
+    async def _store_all(self) -> None:
+        while self._waiting:
+            files: list[PendingFile] = []
+            waiting: list[asyncio.Future[None]] = []
+            while self._waiting and (not files or len(files) + len(self._waiting[0][0]) <= _RECORD_FILES_MAX):
+                mine, stored = self._waiting.popleft()
+                files += mine
+                waiting.append(stored)
+            try:
+                await self._progress.begin_files(files)
+            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+                for stored in waiting:
+                    if not stored.done():
+                        stored.set_exception(error)
+            else:
+                for stored in waiting:
+                    if not stored.done():
+                        stored.set_result(None)
+        self._storing = False
 
 
 def _file_failure(path: str, failure: PenstockError) -> PenstockError:
@@ -239,33 +278,19 @@ def _encoder_of(file: PendingFile, slice_: Slice, options: SinkOptions) -> Encod
     return encoder if file.where is None else replace(encoder, where=file.where)
 
 
-_Target = tuple[FileTarget, FilePaths] | None
-_Placing = asyncio.Future[list[_Target]]
-
-
-async def _end_calls(placing: "Collection[_Placing]") -> None:
-    """Cancel calls, and wait for those that have begun: nothing of them happens later."""
-    for each in placing:
-        each.cancel()
-    if placing:
-        await asyncio.wait(placing)
-    for each in placing:
-        if not each.cancelled():
-            each.exception()  # retrieved, or asyncio would log it
-
-
 class WriteLoop:
-    """Runs write jobs of the files that are due: place them, store what they hold, write, acknowledge.
+    """Writes the files that are due: place them, store what they hold, write, acknowledge.
 
-    While all jobs are busy more files become due, so the next job is larger. A dispatcher gets no more files
-    before what the last ones hold is stored, so its files are placed and stored in order.
+    Each dispatcher goes through these steps by itself. It gets no more files before what the last ones hold
+    is stored, so its files are placed and stored in order. A file that cannot be written now is tried again,
+    with the same bytes, after pauses that grow. Until then its dispatcher is `failing`; the others go on.
     """
 
     def __init__(
         self,
         engine: SinkEngine,
         files: RemoteFiles,
-        progress: ProgressStore,
+        records: PendingRecords,
         ledger: Ledger,
         options: SinkOptions,
         metrics: SinkMetrics,
@@ -277,7 +302,7 @@ class WriteLoop:
     ) -> None:
         self._engine = engine
         self._files = files
-        self._progress = progress
+        self._records = records
         self._ledger = ledger
         self._options = options
         self._metrics = metrics
@@ -285,88 +310,124 @@ class WriteLoop:
         self._threads = threads
         self._on_progress = on_progress
         self._clock = clock
-        self._job_bytes = max(
-            options.spool_disk_quota // _WRITE_JOBS_MAX, 1
-        )  # the jobs together may write the whole spool at once
-        self._jobs = 0
+        self._bytes_max = options.spool_disk_quota  # the whole spool may be written at once
+        self._taken: dict[FileTask, None] = {}  # files under way, without those that are tried again
+        self._taken_bytes = 0
+        self._jobs = JobQueue[PlacedFile](
+            dispatcher_of=lambda file: file.task.dispatcher.id,
+            weigh=lambda file: file.task.nbytes,
+            shared_max=_SHARED_JOBS_MAX,
+            alone_max=_ALONE_JOBS_MAX,
+            bytes_max=max(options.spool_disk_quota // _WRITE_JOBS_MAX, 1),
+        )
         self._underway: dict[str, deque[PlacedFile]] = {}  # stored and not acknowledged, by dispatcher
+        self._settled = Notifier()  # a file was acknowledged
+        self._closing = False
         self._warned = False
+        self.failing: dict[str, FailingDispatcher] = {}
+        """Dispatchers whose files cannot be written now."""
         self.changed = WakeUp(clock)  # there is more in the spool, or a file was made due
 
     async def run(self) -> None:
-        """Start write jobs for ever."""
+        """Begin the files that are due, for ever."""
         buffers = self._ledger.buffers
         while True:
             buffers.tick(self._clock.monotonic())
-            while self._jobs < _WRITE_JOBS_MAX and (tasks := buffers.take(_JOB_FILES_MAX, self._job_bytes)):
-                self._jobs += 1
-                self._tasks.start(self._write(tasks))
+            while tasks := buffers.take(_FILES_MAX - len(self._taken), self._bytes_max - self._taken_bytes):
+                self._taken.update(dict.fromkeys(tasks))
+                self._taken_bytes += sum(task.nbytes for task in tasks)
+                for _, group in groupby(tasks, key=lambda task: task.dispatcher.id):
+                    self._tasks.start(self._begin(list(group)))
             deadline = buffers.next_deadline()
             await self.changed.wait(None if deadline is None else deadline - self._clock.monotonic())
 
-    async def _write(self, tasks: Sequence[FileTask]) -> None:
-        """Place files and start to write them. Dispatchers that take long to place keep no others waiting."""
-        began_at = self._clock.monotonic()
-        groups = [list(group) for _, group in groupby(tasks, key=lambda task: task.dispatcher.id)]
-        placing = {asyncio.ensure_future(self._place(group)): group for group in groups}
-        waiting, first = set(placing), True
-        try:
-            while waiting:
-                with self._metrics.stage("place"):
-                    if not first:
-                        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    done, waiting = await asyncio.wait(waiting, timeout=_PLACE_S)
-                failures = [failure for each in done if (failure := each.exception()) is not None]
-                if failures:
-                    raise failures[0]
-                placed = [(group, each.result()) for each, group in placing.items() if each in done]
-                self._tasks.start(self._write_placed(placed, began_at, ends_job=first))
-                first = False
-        finally:
-            await _end_calls(waiting)
+    def close(self) -> None:
+        """Try nothing again from now on: what could not be written is written by whoever goes on."""
+        self._closing = True
 
-    async def _write_placed(
-        self, groups: "Sequence[tuple[list[FileTask], list[_Target]]]", began_at: float, *, ends_job: bool
-    ) -> None:
-        """Store what the files hold, write them and acknowledge them."""
-        tasks = [task for group, _ in groups for task in group]
-        targets = [target for _, targets in groups for target in targets]
-        placed = [
-            self._placed(task, *target)
-            for task, target in zip(tasks, targets, strict=True)
-            if target is not None
-        ]
-        dispatcher_ids = list(dict.fromkeys(task.dispatcher.id for task in tasks))
-        if placed:
-            underway = [self._underway.get(dispatcher_id, ()) for dispatcher_id in dispatcher_ids]
-            with self._metrics.stage("begin"):
-                await self._progress.begin_files([file.pending for files in underway for file in files])
-        for dispatcher_id in dispatcher_ids:
-            self._ledger.buffers.finish_begin(dispatcher_id)
-        for task, target in zip(tasks, targets, strict=True):
+    async def _begin(self, tasks: Sequence[FileTask]) -> None:
+        """Place files of one dispatcher, store what they hold, and have them written."""
+        began_at = self._clock.monotonic()
+        dispatcher_id = tasks[0].dispatcher.id
+        placed: list[PlacedFile] = []
+        stale: list[FileTask] = []
+        for task in tasks:
+            target = await self._place(task, following=dispatcher_id in self._underway)
             if target is None:
-                self._skip_stale(task)
+                stale.append(task)
+            else:
+                placed.append(self._placed(task, *target, began_at))
+        if placed:
+            with self._metrics.stage("begin"):
+                await self._records.begin([file.pending for file in self._underway[dispatcher_id]])
+        self._ledger.buffers.finish_begin(dispatcher_id)
+        for task in stale:
+            self._skip_stale(task)
         for file in placed:
             if file.task.slices:  # acknowledged by itself: no file waits for another
-                self._tasks.start(self._make(file, began_at))
-        spooled = [file for file in placed if file.task.chunks]
-        if spooled:
-            with self._metrics.stage("write"):
-                results = await self._engine.write([file.work for file in spooled])
-            self._acknowledge(spooled, results, self._clock.monotonic() - began_at)
-        self._jobs -= ends_job
+                self._tasks.start(self._make(file))
+            else:
+                self._jobs.add(file)
+        self._start_jobs()
         self._on_progress()
 
-    async def _make(self, file: PlacedFile, began_at: float) -> None:
-        """Make a file of slices and acknowledge it; raise what kept it from being written."""
+    async def _place(self, task: FileTask, *, following: bool) -> tuple[FileTarget, FilePaths] | None:
+        """Return where a file goes, or None for a stale one. `following`: others are under way."""
+        tries = 0
+        while True:
+            try:
+                with self._metrics.stage("place"):
+                    return await self._threads.call(partial(self._place_now, task, following=following))
+            except (Unavailable, Denied) as error:
+                tries += 1
+                await self._wait_to_retry(task, error, tries)
+
+    def _place_now(self, task: FileTask, *, following: bool) -> tuple[FileTarget, FilePaths] | None:
+        target = self._files.place(task.dispatcher, task.schema)
+        if target is None:
+            return None
+        return target, self._files.next_file(target, task.end.ts, following=following)
+
+    async def _wait_to_retry(self, task: FileTask, error: PenstockError, tries: int) -> None:
+        """Wait after so many failures in a row; raise a failure that waiting cannot help."""
+        if not isinstance(error, Unavailable | Denied):
+            raise error
+        dispatcher_id = task.dispatcher.id
+        known = self.failing.get(dispatcher_id)
+        since = self._clock.monotonic() if known is None else known.since
+        self.failing[dispatcher_id] = FailingDispatcher(error, since)
+        self._uncount(task)
+        facts = {"changefeed": self._metrics.changefeed, "table": task.schema.name, "error": str(error)}
+        _log.warning("a file cannot be written and is tried again", extra={**facts, "tries": tries})
+        self._on_progress()
+        await self._clock.sleep(_BACKOFF.delay_s(tries, self._clock.random()))
+        if self._closing:
+            await asyncio.get_running_loop().create_future()  # until the sink has ended
+
+    def _uncount(self, task: FileTask) -> None:
+        """Let another file be begun in the place of one that has ended, or failed and waits."""
+        if task in self._taken:
+            del self._taken[task]
+            self._taken_bytes -= task.nbytes
+
+    async def _make(self, file: PlacedFile) -> None:
+        """Make a file of slices and acknowledge it; raise what keeps it from being written for good."""
         work = tuple(encode_work(slice_, self._options, self._clock) for slice_ in file.task.slices)
+        # The same each time: one that was given up may still arrive, and must have the same bytes.
         direct = DirectFile(file.work, work, file.task.nbytes)
-        with self._metrics.stage("write"):
-            result = await self._engine.make_file(direct)
-        seconds = self._clock.monotonic() - began_at
-        if result.failure is not None:
-            self._metrics.observe_failure(seconds)
-            raise _file_failure(file.paths.data_path, result.failure)
+        while True:
+            await self._settled.wait_for(lambda: self._may_try(file))
+            began_at = self._clock.monotonic()
+            with self._metrics.stage("write"):
+                result = await self._engine.make_file(direct)
+            if result.failure is None:
+                break
+            self._metrics.observe_failure(self._clock.monotonic() - began_at)
+            file.tries += 1
+            await self._wait_to_retry(
+                file.task, _file_failure(file.paths.data_path, result.failure), file.tries
+            )
+        seconds = self._clock.monotonic() - file.began_at
         if result.nbytes:
             self._files.confirm_written(file.target, file.paths)
             self._metrics.observe_flush(file.task.reason, result.rows, result.nbytes, seconds)
@@ -376,24 +437,44 @@ class WriteLoop:
             self._trace(tracing.current.start_recorder(began_s_ago=seconds), file, result.traced)
         self._on_progress()
 
-    async def _place(self, group: Sequence[FileTask]) -> "list[_Target]":
-        """Return where each file of a dispatcher goes, or None for a stale one."""
-        following = group[0].dispatcher.id in self._underway
-        return await self._threads.call(partial(self._place_in_order, group, following=following))
+    def _may_try(self, file: PlacedFile) -> bool:
+        """Return whether a file may be given to the engine: it waits for one before it that has failed."""
+        failing = file.task.dispatcher.id in self.failing
+        return not failing or file.before is None or file.before.done
 
-    def _place_in_order(self, tasks: Sequence[FileTask], *, following: bool) -> "list[_Target]":
-        """Place files of one dispatcher; `following`: others of it are under way."""
-        placed: list[_Target] = []
-        for task in tasks:
-            target = self._files.place(task.dispatcher, task.schema)
-            if target is None:
-                placed.append(None)
-                continue
-            placed.append((target, self._files.next_file(target, task.end.ts, following=following)))
-            following = True
-        return placed
+    def _start_jobs(self) -> None:
+        while (job := self._jobs.take()) is not None:
+            self._tasks.start(self._write(job))
 
-    def _placed(self, task: FileTask, target: FileTarget, paths: FilePaths) -> PlacedFile:
+    async def _write(self, job: DispatcherJob[PlacedFile]) -> None:
+        """Write files out of the spool."""
+        began_at = self._clock.monotonic()
+        with self._metrics.stage("write"):
+            results = await self._engine.write([file.work for file in job.work])
+        self._jobs.finish(job, self._clock.monotonic() - began_at)
+        for file, result in zip(job.work, results, strict=True):
+            if result.error:
+                self._metrics.observe_failure(self._clock.monotonic() - file.began_at)
+                self._tasks.start(self._write_later(file, result.error))
+            else:
+                self._acknowledge(file, result)
+        self._start_jobs()
+        self._on_progress()
+
+    async def _write_later(self, file: PlacedFile, error: str) -> None:
+        """Write a file out of the spool once more.
+
+        After some tries the sink ends: whoever goes on finds out what is there, and makes the file of slices.
+        """
+        failure = Unavailable(f"{file.paths.data_path} could not be written: {error}")
+        file.tries += 1
+        if file.tries >= _SPOOLED_TRIES_MAX:
+            raise failure
+        await self._wait_to_retry(file.task, failure, file.tries)
+        self._jobs.add(file, alone=True)
+        self._start_jobs()
+
+    def _placed(self, task: FileTask, target: FileTarget, paths: FilePaths, began_at: float) -> PlacedFile:
         underway = self._underway.setdefault(task.dispatcher.id, deque())
         work = file_work(
             task.dispatcher.id,
@@ -404,40 +485,33 @@ class WriteLoop:
             after=underway[-1].paths.data_path if underway else "",
             blank=task.followed,
         )
-        underway.append(PlacedFile(task, target, paths, work, self._options.encoder(task.schema).where))
+        before = underway[-1].task if underway else None
+        where = self._options.encoder(task.schema).where
+        underway.append(PlacedFile(task, target, paths, work, where, before, began_at))
         return underway[-1]
 
     def _forget_done(self, file: PlacedFile) -> None:
         """Forget the first files of a dispatcher that are on the remote."""
         dispatcher_id = file.task.dispatcher.id
+        self._uncount(file.task)
+        self.failing.pop(dispatcher_id, None)
         underway = self._underway[dispatcher_id]
         while underway and underway[0].task.done:
             underway.popleft()
         if not underway:
             del self._underway[dispatcher_id]
+        self._settled.notify_all()
 
-    def _acknowledge(
-        self, placed: Sequence[PlacedFile], results: Sequence[WriteResult], seconds: float
-    ) -> None:
-        """Acknowledge the files that are on the remote; then raise Unavailable if one is not."""
-        failed = []
-        for file, result in zip(placed, results, strict=True):
-            if result.error:
-                failed.append(result)
-                self._metrics.observe_failure(seconds)
-            else:
-                self._files.confirm_written(file.target, file.paths)
-                self._metrics.observe_flush(file.task.reason, file.task.rows, result.nbytes, seconds)
-                self._ledger.finish_file(file.task, result.nbytes)
-                self._forget_done(file)
-                if tracing.current is not None:
-                    traced = [pair for chunk in file.task.chunks for pair in chunk.traced]
-                    self._trace(tracing.current.start_recorder(began_s_ago=seconds), file, traced)
-        if failed:
-            first = failed[0]
-            raise Unavailable(
-                f"{len(failed)} of {len(placed)} files could not be written; {first.data_path}: {first.error}"
-            )
+    def _acknowledge(self, file: PlacedFile, result: WriteResult) -> None:
+        """Acknowledge a file of the spool that is on the remote."""
+        seconds = self._clock.monotonic() - file.began_at
+        self._files.confirm_written(file.target, file.paths)
+        self._metrics.observe_flush(file.task.reason, file.task.rows, result.nbytes, seconds)
+        self._ledger.finish_file(file.task, result.nbytes)
+        self._forget_done(file)
+        if tracing.current is not None:
+            traced = [pair for chunk in file.task.chunks for pair in chunk.traced]
+            self._trace(tracing.current.start_recorder(began_s_ago=seconds), file, traced)
 
     def _trace(
         self, passage: tracing.StageRecorder, file: PlacedFile, traced: Sequence[tuple[int, int]]
@@ -454,6 +528,8 @@ class WriteLoop:
     def _skip_stale(self, task: FileTask) -> None:
         """Skip a file whose schema version the remote has moved past, and count it as done: TiCDC's rule."""
         self._metrics.count_stale(task.rows)
+        self._uncount(task)
+        self.failing.pop(task.dispatcher.id, None)
         if not self._warned:
             self._warned = True
             _log.warning(
