@@ -1,5 +1,6 @@
 """Loading, reading, streaming, merging and sinking on a cluster, while executors die and captures move."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -18,7 +19,8 @@ from pyspark.sql.streaming import StreamingQuery
 from penstock import __version__, eventloop
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.encode import encode_part
-from penstock.changefeeds.engines.engine import EncodeWork, FileWork
+from penstock.changefeeds.engines.engine import DirectFile, DirectResult, EncodeWork, FileWork
+from penstock.changefeeds.engines.rounds import LARGE_BYTES
 from penstock.changefeeds.engines.spark import SparkEngine
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM
@@ -347,6 +349,35 @@ class SinkJobs:
         assert names == ["CDC0.json", "CDC1.json", "meta/CDC0.index", "meta/CDC1.index"]
         assert self.storage.read("meta/CDC1.index") == b"CDC1.json\n"
 
+    def learn_cores(self) -> None:
+        """Make a file that nobody looks at: rounds know after their first job how many tasks run at once."""
+        file = FileWork(dispatcher_id="0", chunks=(), data_path="first", index_path="first.index")
+        made = eventloop.run(self.engine.make_file(DirectFile(file, tuple(self.work[1:]))))
+        assert made.failure is None
+
+    def make_train(self) -> None:
+        """Make a file of each slice, one behind the other; they must be what one process would write."""
+
+        async def make() -> list[DirectResult]:
+            making, before = [], ""
+            for number, work in enumerate(self.work):
+                paths = {"data_path": f"CDC{number}.json", "index_path": "meta/CDC.index"}
+                file = FileWork(dispatcher_id="1", chunks=(), after=before, **paths)
+                making.append(self.engine.make_file(DirectFile(file, (work,), LARGE_BYTES)))
+                before = file.data_path
+            return await asyncio.gather(*making)
+
+        made = eventloop.run(make())
+        assert [result.failure for result in made] == [None] * len(self.work)
+        for number, work in enumerate(self.work):
+            payloads = [
+                encoded.payload
+                for part in range(len(work.slice.parts))
+                for encoded in encode_part(work.slice, part, work.options)
+            ]
+            assert self.storage.read(f"CDC{number}.json") == b"".join(payloads)
+        assert self.storage.read("meta/CDC.index") == f"CDC{len(self.work) - 1}.json\n".encode()
+
     def blocks(self) -> int:
         """How many blocks of the spool there are, on all executors."""
         infos = self.world.spark.sparkContext._jsc.sc().getRDDStorageInfo()
@@ -382,6 +413,24 @@ def test_a_file_is_there_once_when_the_executors_die_between_it_and_its_index(
         until(lambda: len(gate.waiting()) >= 2, "the files are not written")
         assert jobs.storage.names("") == ["CDC0.json", "CDC1.json"], "data comes before the index"
     job.result()
+    jobs.close()
+
+
+def test_a_train_of_files_is_there_once_when_the_executors_die_behind_their_puts(
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path
+):
+    jobs = SinkJobs(world, GatedStorage(f"file://{tmp_path}/remote", gate=gate, after="create"))
+    gate.open()
+    jobs.learn_cores()
+    gate.close()
+    with killed(cluster, gate, tasks=2) as pool:
+        job = pool.submit(jobs.make_train)
+        until(lambda: len(gate.waiting()) >= 2, "the files are not made side by side")
+        names = [name for name in jobs.storage.names("") if name.startswith("CDC")]
+        assert names == ["CDC0.json", "CDC1.json"]
+        assert jobs.storage.read("meta/CDC.index") is None
+    job.result()
+    assert [name for name in jobs.storage.names("") if name.startswith("CDC")] == names
     jobs.close()
 
 
