@@ -37,6 +37,7 @@ from penstock.spark.session import (
     connect_url,
     end_session,
     has_session,
+    require_secret,
     retry_shortly,
 )
 
@@ -101,11 +102,14 @@ class SupervisedSession:
     def check(self) -> None:
         """Check that a session can be built, and start nothing.
 
-        Raises Invalid when Java is missing or too old, Unavailable when the master does not answer.
+        Raises Invalid when Java is missing or too old, or a standalone master of another machine has no
+        secret, Unavailable when the master does not answer.
         """
         if has_session():
             return
-        master = parse_master(with_defaults(self._settings.spark).master)
+        wanted = with_defaults(self._settings.spark)
+        master = parse_master(wanted.master)
+        require_secret(wanted, master)
         if not master.url.startswith(CONNECT):  # whose Java is on the server
             require_java()
         require_master(master)

@@ -88,7 +88,7 @@ def test_a_file_is_not_written_over_unless_asked(tmp_path: Path) -> None:
         write_file(path)
     assert path.read_text() == "mine"
     write_file(path, force=True)
-    assert read_file(path).pd_addrs == Settings().pd_addrs
+    assert read_file(path) == Settings(secrets_dir=tmp_path / "penstock-data/secrets")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
