@@ -29,11 +29,11 @@ from penstock.process import prepare_libraries
 
 __all__ = [
     "ANSWERED",
-    "Answer",
     "Task",
     "TaskDied",
     "TaskFailed",
     "TaskLate",
+    "WorkerAnswer",
     "WorkerProcesses",
     "WorkerSetup",
 ]
@@ -80,14 +80,14 @@ def _do_nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """What a task returned: JSON of at most 64 KiB, and bytes."""
 
     head: Mapping[str, Any]
     body: bytes = b""
 
 
-Task = Callable[[Callable[[], None]], Answer]
+Task = Callable[[Callable[[], None]], WorkerAnswer]
 """Pickled; called in the process with a function to call whenever the task proceeds."""
 
 
@@ -128,7 +128,7 @@ class WorkerProcesses:
 
     def run(
         self, task: Task, *, proceed: Callable[[], None] = lambda: None, stall_s: float | None = None
-    ) -> Answer:
+    ) -> WorkerAnswer:
         """Do a task and return its answer; raise its error. Blocks.
 
         `proceed` is called when the task says that it proceeds, and what it raises ends the task. Raises
@@ -145,7 +145,7 @@ class WorkerProcesses:
         finally:
             self._put(worker, keep=keep)
         _raise_error(head, self._setup.answered)
-        return Answer(head, body)
+        return WorkerAnswer(head, body)
 
     def close(self) -> None:
         """End all processes; later tasks are refused."""

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.jobs.consumer import find_consumer
 from penstock.jobs.job import Job
 from penstock.settings import Settings
-from penstock.worker_processes import Answer, TaskDied, TaskLate, WorkerProcesses, WorkerSetup
+from penstock.worker_processes import TaskDied, TaskLate, WorkerAnswer, WorkerProcesses, WorkerSetup
 
 __all__ = ["SearchWorkers"]
 
@@ -46,7 +46,7 @@ class SearchWorkers:
         columns: Sequence[str] | None = None,
         every: bool = False,
     ) -> SearchResult:
-        """Answer as `search_index.search.search` does; also raise Unavailable at a limit. Blocks."""
+        """WorkerAnswer as `search_index.search.search` does; also raise Unavailable at a limit. Blocks."""
         options = {"vector": vector, "k": k, "filter": filter, "columns": columns, "every": every}
         try:
             with metrics.API_SEARCHES_RUNNING.track_inprogress():
@@ -84,13 +84,13 @@ class _SearchTask:
     options: dict[str, Any]
     settings: Settings
 
-    def __call__(self, _proceed: Callable[[], None]) -> Answer:
+    def __call__(self, _proceed: Callable[[], None]) -> WorkerAnswer:
         found = search(self.job, self.words, **self.options, settings=self.settings)
         stream = io.BytesIO()
         with pa.ipc.new_stream(stream, found.rows.schema) as writer:
             writer.write_table(found.rows)
         head = {"watermark": found.watermark, "lag_s": found.lag_s, "complete": found.complete}
-        return Answer(head, stream.getvalue())
+        return WorkerAnswer(head, stream.getvalue())
 
 
 def _import_indexes() -> None:

@@ -29,9 +29,9 @@ from penstock.verify.compare import Counts
 from penstock.verify.target import RepairAction, TargetRepair, TargetVerification, TargetVerifyReport
 from penstock.worker_processes import (
     ANSWERED,
-    Answer,
     TaskDied,
     TaskLate,
+    WorkerAnswer,
     WorkerProcesses,
     WorkerSetup,
 )
@@ -134,17 +134,17 @@ class _TargetTask:
     repair: bool
     rebuild: bool
 
-    def __call__(self, proceed: Callable[[], None]) -> Answer:
+    def __call__(self, proceed: Callable[[], None]) -> WorkerAnswer:
         client, source = _connect(self.settings)
         jobs = Jobs(
             client, account=self.account, catalog=Catalog(client), keys=Keyring(self.settings.secrets_dir)
         )
         targets = TargetVerification(jobs, source, self.settings, scratch=self.folder)
         if not self.repair:
-            return Answer({"report": _report_tree(targets.verify(self.job_id, proceed=proceed))})
+            return WorkerAnswer({"report": _report_tree(targets.verify(self.job_id, proceed=proceed))})
         done = targets.repair(self.job_id, rebuild=self.rebuild, proceed=proceed)
         report = None if done.report is None else _report_tree(done.report)
-        return Answer({"action": done.action.value, "table_id": done.table_id, "report": report})
+        return WorkerAnswer({"action": done.action.value, "table_id": done.table_id, "report": report})
 
 
 _connection: list[tuple[Client, ScanFollower]] = []
