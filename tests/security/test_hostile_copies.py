@@ -262,7 +262,7 @@ def processes(world: ApiWorld) -> list[int]:
     return world.comparisons.pids
 
 
-def test_what_was_compared_is_charged(world: ApiWorld) -> None:
+def test_what_was_compared_or_read_is_charged(world: ApiWorld) -> None:
     def used(name: str) -> float:
         return sample(f"penstock_jobs_usage_{name}_total", "ann")
 
@@ -270,6 +270,13 @@ def test_what_was_compared_is_charged(world: ApiWorld) -> None:
     answer = ask(world, "ann", "verify").json()
     assert used("rows") - rows == answer["source_rows"] + answer["target_rows"] == 10
     assert used("bytes") - nbytes >= 10 * 9
+    rows = used("rows")
+    for form in ("json", "arrow"):
+        read = world.client("ann").get(
+            "/api/v1/tables/of_ann.items/changes", params={"format": form, "from_ts": 1}
+        )
+        assert read.status_code == 200, read.text
+    world.until(lambda: used("rows") - rows == 2 * 5, "the changes that were read are not charged")
 
 
 def sample(name: str, account: str) -> float:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query
 
 from penstock.api.deployment import PREFIX, Deployed, SharedState
 from penstock.api.errors import problem_responses
-from penstock.api.middleware import StreamedAnswer
+from penstock.api.middleware import ReadCost, StreamedAnswer
 from penstock.api.models import ChangesPage, TableDetail, TableSummary
 from penstock.api.routes.jobs import OfTable
 from penstock.api.security import Authenticated
@@ -221,11 +221,11 @@ def read_changes(
         stall_s = state.settings.api.reader_stall_s
         if answer == "arrow":
             changes = _arrow_answer(
-                deployment, place, request, min(limit or rows_max, rows_max), closing, stall_s
+                deployment, place, request, min(limit or rows_max, rows_max), closing, stall_s, cost
             )
         else:
             changes = _json_answer(
-                deployment, place, request, skip, min(limit or _PAGE_ROWS, rows_max), closing, stall_s
+                deployment, place, request, skip, min(limit or _PAGE_ROWS, rows_max), closing, stall_s, cost
             )
         closing.callback(lambda: setattr(cost, "nbytes", changes.sent))
         changes.closing = closing.pop_all()
@@ -240,6 +240,7 @@ def _json_answer(
     limit: int,
     closing: ExitStack,
     stall_s: float,
+    cost: ReadCost,
 ) -> StreamedAnswer:
     enough = ReadLimit(rows=2 * (skip + limit))  # an update counts as two rows
     resolved = resolve_range(deployment, place, request, enough)
@@ -251,7 +252,7 @@ def _json_answer(
         limit=limit,
         skip=skip,
     )
-    _, batches = _open_changes(place, resolved, request, closing)
+    _, batches = _open_changes(place, resolved, request, closing, cost)
     return StreamedAnswer(json_page(bounds, batches), stall_s=stall_s, media_type="application/json")
 
 
@@ -262,9 +263,10 @@ def _arrow_answer(
     limit: int,
     closing: ExitStack,
     stall_s: float,
+    cost: ReadCost,
 ) -> StreamedAnswer:
     resolved = resolve_range(deployment, place, request, ReadLimit(rows=limit))
-    schema, batches = _open_changes(place, resolved, request, closing)
+    schema, batches = _open_changes(place, resolved, request, closing, cost)
     headers = {
         "Penstock-From-Ts": str(resolved.from_ts),
         "Penstock-To-Ts": str(resolved.end_ts),
@@ -274,11 +276,18 @@ def _arrow_answer(
 
 
 def _open_changes(
-    place: TablePlace, resolved: ResolvedRange, request: ChangesRequest, closing: ExitStack
+    place: TablePlace, resolved: ResolvedRange, request: ChangesRequest, closing: ExitStack, cost: ReadCost
 ) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     """Return the schema and the batches of a range; `closing` closes them. An empty range has no batches."""
     if resolved.scan is None:
         return change_schema(choose_columns(place.table, request.columns)), ()
     changes = open_changes(resolved.scan, request.columns)
     closing.callback(changes.close)
-    return changes.schema, start_reading(changes)
+    return changes.schema, _count_rows(start_reading(changes), cost)
+
+
+def _count_rows(batches: Iterator[pa.RecordBatch], cost: ReadCost) -> Iterator[pa.RecordBatch]:
+    """Yield batches, and charge their rows: also those of a page that are skipped were read."""
+    for batch in batches:
+        cost.rows += batch.num_rows
+        yield batch
