@@ -5,15 +5,22 @@ It runs in a process of its own, because a process has either a Java of its own 
 
 import asyncio
 import json
+import os
 import pickle
+import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
+from penstock.clock import SYSTEM
 from penstock.process import configure_logs
+
+if TYPE_CHECKING:
+    from penstock.spark.supervised import SupervisedSession
 
 
 def main() -> dict[str, Any]:
@@ -26,7 +33,9 @@ def main() -> dict[str, Any]:
         warnings.simplefilter("ignore")  # what only a starting server takes is told again as a failure
         spark = builder.getOrCreate()
     try:
-        return {**read(spark, asked["options"], asked["checkpoint"]), **work(spark, Path(asked["work"]))}
+        found = read(spark, asked["options"], asked["checkpoint"])
+        session = supervise(spark)
+        return {**found, **work(spark, session, Path(asked["work"])), **lose_server(spark, session)}
     finally:
         spark.stop()
 
@@ -52,26 +61,35 @@ def read(spark: SparkSession, options: dict[str, str], checkpoint: str) -> dict[
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(300)
     found["stream"] = numbers(spark.table("taken"))
     found["pieces"] = run_on_executors(spark, [Piece(number) for number in range(5)])
     return found
 
 
-def work(spark: SparkSession, path: Path) -> dict[str, Any]:
+def supervise(spark: SparkSession) -> "SupervisedSession":
+    """Return what services have: their settings name the server, which took a free port here."""
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    from penstock.settings import Settings, SparkSettings
+    from penstock.spark.supervised import SupervisedSession
+
+    master = f"sc://localhost:{DefaultChannelBuilder.default_port()}"
+    conf = {"spark.sql.shuffle.partitions": "3"}
+    session = SupervisedSession(Settings(spark=SparkSettings(master=master, conf=conf)), app_name="unused")
+    session.check()
+    assert session("billing") is spark
+    return session
+
+
+def work(spark: SparkSession, session: "SupervisedSession", path: Path) -> dict[str, Any]:
     """Do what changefeeds and jobs do: encode and write files, and read the changes of an iteration."""
     from penstock.changefeeds.engines.engine import FileWork
     from penstock.changefeeds.engines.spark import SparkEngine
     from penstock.jobs.iteration import spark_frame
-    from penstock.settings import Settings, SparkSettings
-    from penstock.spark.supervised import SupervisedSession
 
     # The test has written it.
     encode, target, scan = pickle.loads(path.read_bytes())
-    conf = {"spark.sql.shuffle.partitions": "3"}
-    session = SupervisedSession(Settings(spark=SparkSettings(conf=conf)), app_name="unused")
-    session.check()
-    assert session("billing") is spark
 
     async def write() -> list[str]:
         engine = SparkEngine(session.get(), target, account="billing")
@@ -90,6 +108,55 @@ def work(spark: SparkSession, path: Path) -> dict[str, Any]:
     }
     frame.release()
     return found
+
+
+def lose_server(spark: SparkSession, session: "SupervisedSession") -> dict[str, Any]:
+    """Kill the server under a service that has work on it; the service notices, and gives the work back."""
+    from penstock.errors import Unavailable
+    from penstock.spark.errors import translate_spark_errors
+    from penstock.spark.parallelism import default_parallelism
+    from support.sparkcluster import java_of
+
+    tasks = default_parallelism(spark)
+    given_back: list[str] = []
+
+    def run_job() -> None:
+        try:
+            with translate_spark_errors():
+                spark.range(1).mapInArrow(work_forever, "id long").count()
+        except Unavailable as error:
+            given_back.append(str(error))
+
+    job = threading.Thread(target=run_job, daemon=True)
+    job.start()
+    java = java_of(os.getpid())
+    assert java is not None
+    os.kill(java, signal.SIGKILL)
+    job.join(120)
+    deadline = SYSTEM.monotonic() + 120
+    refused = ""
+    while not refused and SYSTEM.monotonic() < deadline:
+        try:
+            session.get()
+        except Unavailable as error:
+            refused = str(error).split(" (")[0]
+        SYSTEM.pause(0.1)
+    began = SYSTEM.monotonic()
+    session.stop()
+    return {
+        "tasks": tasks,
+        "given back": given_back,
+        "refused": refused,
+        "stopped": SYSTEM.monotonic() - began < 60,
+    }
+
+
+def work_forever(batches: Any) -> Any:
+    from penstock.clock import SYSTEM
+
+    for batch in batches:
+        SYSTEM.pause(3600.0)
+        yield batch
 
 
 class Piece:

@@ -63,6 +63,7 @@ def test_reads_streams_changefeeds_and_jobs_work_through_spark_connect(tmp_path:
             env={
                 **os.environ,
                 "PYSPARK_PYTHON": sys.executable,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
                 "SPARK_LOCAL_IP": "127.0.0.1",
                 "SPARK_TESTING": "0",  # Spark's way to a free port: another server may have the usual one
             },
@@ -75,7 +76,8 @@ def test_reads_streams_changefeeds_and_jobs_work_through_spark_connect(tmp_path:
         payloads = [encoded.payload for encoded in encode_part(encode.slice, 0, encode.options)]
     assert done.returncode == 0, done.stderr
     told = [1, 1, 2, 3, 4]
-    assert json.loads(done.stdout) == {
+    found = json.loads(done.stdout)
+    assert found == {
         "rows": [2, 3, 4],
         "configured": [2, 3, 4],
         "feed": told,
@@ -86,6 +88,11 @@ def test_reads_streams_changefeeds_and_jobs_work_through_spark_connect(tmp_path:
         "set": "3",
         "errors": [""],
         "changed": [1, 2, 3, 4],
+        "tasks": 2,
+        "given back": ["the Spark session has ended; build a new one and repeat the call"],
+        "refused": found["refused"],
+        "stopped": True,
     }
+    assert found["refused"].startswith(("the Spark session died", "Spark did not start", "Spark master sc:"))
     assert target.open().read("1.json") == b"".join(payloads)
     assert done.stderr.count("Spark Connect has no scheduler pools") == 1
