@@ -24,7 +24,7 @@ BASES_S = st.floats(0.001, 1e6)
 # What each user computed by itself, of the failures in a row and of a number in [0, 1).
 FORMER: dict[str, tuple[BackoffPolicy, Callable[[int, float], float]]] = {
     "changefeed": (
-        changefeed_failures._BACKOFF,
+        changefeed_failures.RETRY_BACKOFF,
         lambda failures, chance: min(60.0, 0.5 * 2 ** min(failures - 1, 16)) * (0.5 + chance / 2),
     ),
     "flush": (flush._BACKOFF, lambda failures, _chance: min(30.0, 0.5 * 2 ** min(failures - 1, 10))),
