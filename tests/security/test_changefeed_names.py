@@ -99,7 +99,7 @@ def test_changefeeds_of_one_name_run_beside_each_other(world: ApiWorld) -> None:
         made = client.post(FEEDS, json=feed)
         assert made.status_code == 201, made.text
     settings, feeds = world.deployment.settings, world.deployment.feeds
-    runner = ChangefeedRunner(settings, feeds, lambda _, options: LocalEngine(options.target), owner="here")
+    runner = ChangefeedRunner(settings, feeds, lambda order: LocalEngine(order.options.target), owner="here")
 
     def texts(account: str) -> str:
         found = (world.folder / account / "run" / f"of_{account}" / "items").rglob("*.json")

@@ -110,7 +110,7 @@ def test_hostile_files_of_one_account_do_not_stop_the_changefeeds_of_another(
         feed = {"id": "feed", "sink_uri": uri, "tables": [f"of_{account}.*"], "start": "snapshot"}
         assert world.client(account).post(FEEDS, json=feed).status_code == 201
     settings, feeds = world.deployment.settings, world.deployment.feeds
-    runner = ChangefeedRunner(settings, feeds, lambda _, options: LocalEngine(options.target), owner="here")
+    runner = ChangefeedRunner(settings, feeds, lambda order: LocalEngine(order.options.target), owner="here")
     files = {account: world.folder / account / "feed" / "metadata" for account in ("ann", "bob")}
     began = most = private_bytes()
 

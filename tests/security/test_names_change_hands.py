@@ -77,7 +77,7 @@ async def running(world: ApiWorld) -> AsyncIterator[None]:
     runner = ChangefeedRunner(
         world.deployment.settings,
         world.deployment.feeds,
-        lambda _, options: LocalEngine(options.target),
+        lambda order: LocalEngine(order.options.target),
         owner="here",
     )
     task = asyncio.create_task(runner.run())

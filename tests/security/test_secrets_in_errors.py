@@ -93,7 +93,7 @@ def test_what_services_repeat_is_stored_logged_and_answered_without_secrets(
     feeds = ChangefeedRunner(
         world.deployment.settings,
         world.deployment.feeds,
-        lambda _, options: LocalEngine(options.target),
+        lambda order: LocalEngine(order.options.target),
         owner="x",
     )
 

@@ -47,7 +47,9 @@ async def feeding(world: JobWorld, folder: Path, **settings: object) -> AsyncIte
     configured = world.settings.model_copy(update={"changefeeds": {"all": wanted}})
     feeds = ChangefeedStore(world.async_client)
     await create_configured_changefeeds(feeds, configured, now_ts=await world.now_ts())
-    runner = ChangefeedRunner(configured, feeds, lambda _, options: LocalEngine(options.target), owner="test")
+    runner = ChangefeedRunner(
+        configured, feeds, lambda order: LocalEngine(order.options.target), owner="test"
+    )
     running = asyncio.create_task(runner.run())
     try:
         yield feeds

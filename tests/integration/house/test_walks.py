@@ -159,7 +159,7 @@ async def _run_changefeeds(settings: Settings) -> None:
         feeds = ChangefeedStore(client)
         await create_configured_changefeeds(feeds, settings, now_ts=await client.timestamp())
         runner = ChangefeedRunner(
-            settings, feeds, lambda _, options: LocalEngine(options.target), owner="walk"
+            settings, feeds, lambda order: LocalEngine(order.options.target), owner="walk"
         )
         await runner.run(until_idle=True)
 

@@ -97,7 +97,7 @@ async def test_the_event_store_and_a_changefeed_follow_our_own_schema_changes(tm
         runner = ChangefeedRunner(
             world.settings,
             ChangefeedStore(world.async_client),
-            lambda _feed, options: LocalEngine(options.target),
+            lambda order: LocalEngine(order.options.target),
             owner="here",
         )
         running = asyncio.create_task(runner.run())

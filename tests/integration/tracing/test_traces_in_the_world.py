@@ -70,7 +70,7 @@ async def feeding(world: JobWorld, folder: Path) -> AsyncIterator[None]:
     settings = world.settings.model_copy(update={"changefeeds": {"all": ChangefeedSettings(sink_uri=uri)}})
     feeds = ChangefeedStore(world.async_client)
     await create_configured_changefeeds(feeds, settings, now_ts=await world.now_ts())
-    runner = ChangefeedRunner(settings, feeds, lambda _, options: LocalEngine(options.target), owner="test")
+    runner = ChangefeedRunner(settings, feeds, lambda order: LocalEngine(order.options.target), owner="test")
     running = asyncio.create_task(runner.run())
     try:
         yield

@@ -62,7 +62,7 @@ async def feeds_running(world: JobWorld) -> AsyncIterator[None]:
     runner = ChangefeedRunner(
         world.settings,
         ChangefeedStore(world.async_client),
-        lambda _feed, options: LocalEngine(options.target),
+        lambda order: LocalEngine(order.options.target),
         owner="here",
     )
     running = asyncio.create_task(runner.run())

@@ -30,7 +30,7 @@ WAIT_S = 60.0
 @asynccontextmanager
 async def running(world: JobWorld, feeds: ChangefeedStore) -> AsyncIterator[None]:
     runner = ChangefeedRunner(
-        world.settings, feeds, lambda _feed, options: LocalEngine(options.target), owner="here"
+        world.settings, feeds, lambda order: LocalEngine(order.options.target), owner="here"
     )
     task = asyncio.create_task(runner.run())
     try:
