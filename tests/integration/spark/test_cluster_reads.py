@@ -404,8 +404,11 @@ def test_blocks_of_the_spool_that_are_lost_with_their_executors_are_encoded_agai
 
 
 def test_a_file_is_there_once_when_the_executors_die_between_it_and_its_index(
-    cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path
+    cluster: SparkCluster, world: LoadedWorld, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(
+        "penstock.changefeeds.engines.spark._ONE_TASK_BYTES", -1
+    )  # a task for each file, as with large ones
     jobs = SinkJobs(world, GatedStorage(f"file://{tmp_path}/remote", gate=gate, after="create"))
     jobs.encode()
     with killed(cluster, gate, tasks=2) as pool:
