@@ -48,6 +48,10 @@ class Remote(ObjectStorage):
         found = self._objects.get(path)
         return None if found is None else len(found)
 
+    def holds(self, path: str, data: bytes) -> bool:
+        """Return whether an object has this very content."""
+        return self._objects.get(path) == data
+
     def read_range(self, path: str, start: int, end: int) -> bytes:
         """Return a range of an object."""
         return self._objects[path][start:end]
@@ -81,6 +85,13 @@ class Remote(ObjectStorage):
         if self._objects.get(path) != data:
             self._count += 1
             self._objects[path], self._written[path] = data, self._count
+
+    def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
+        """Replace an object unless its content is another than the one that was seen."""
+        if self._objects.get(path) != seen:
+            return False
+        self.write(path, data)
+        return True
 
     def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
         """Write an object unless its content is newer."""
@@ -201,6 +212,10 @@ class Shaky(ObjectStorage):
         """Return the size of an object, or None."""
         return self._look(lambda: self._remote.size(path))
 
+    def holds(self, path: str, data: bytes) -> bool:
+        """Return whether an object has this very content."""
+        return self._look(lambda: self._remote.holds(path, data))
+
     def open(self, path: str) -> pa.NativeFile:
         """Open an object for reading."""
         return self._look(lambda: self._remote.open(path))
@@ -221,6 +236,10 @@ class Shaky(ObjectStorage):
     def write(self, path: str, data: bytes | Path) -> None:
         """Write or replace an object."""
         self._change(lambda: self._remote.write(path, data), late=False)
+
+    def swap(self, path: str, data: bytes, *, seen: bytes | None) -> bool:
+        """Replace an object unless its content is another one when the request arrives."""
+        return self._change(lambda: self._remote.swap(path, data, seen=seen), late=True)
 
     def advance(self, path: str, data: bytes, *, is_older: Callable[[bytes], bool]) -> None:
         """Write an object unless its content is newer when the request arrives."""
