@@ -23,6 +23,7 @@ class RemoteDouble:
         self.files: dict[str, tuple[Slice, ...]] = {}
         self.log: list[str] = []
         self.checkpoints: list[int] = []
+        self.repaired: list[PendingFile] = []  # each time that somebody looked for a file
         self.ddls: list[DdlEvent] = []
         self.hanging: dict[int, asyncio.Event] = {}  # tables whose missing files are written when it is set
 
@@ -36,6 +37,7 @@ class RemoteDouble:
             raise Invalid(f"{self.location} holds files of a changefeed already")
 
     def repair(self, pending: PendingFile) -> Position | None:
+        self.repaired.append(pending)
         return pending.end if pending.data_path in self.files else None
 
     def forget(self, dispatcher_id: str) -> None:

@@ -372,6 +372,10 @@ class DispatcherRecord:
     begin: Position
     pending: tuple[PendingFile, ...] = ()
 
+    def with_unknown_sizes(self) -> "DispatcherRecord":
+        """Return the record after a try to write its files again, which may have written other bytes."""
+        return replace(self, pending=tuple(replace(file, nbytes=0) for file in self.pending))
+
 
 class ProgressStore(Protocol):
     """The part of a changefeed's state that its run writes. A write is durable on return.

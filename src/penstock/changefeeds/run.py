@@ -149,6 +149,8 @@ class ChangefeedRun:
                 break
             except (Unavailable, Denied) as error:
                 tries += 1
+                # This try may have written a file after all, with other bytes than those that were recorded.
+                record = record.with_unknown_sizes()
                 known = self._repairing.get(record.span.id)
                 since = self._clock.monotonic() if known is None else known.since
                 self._repairing[record.span.id] = FailingDispatcher(error, since)

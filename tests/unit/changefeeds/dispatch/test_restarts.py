@@ -1,6 +1,7 @@
 """What a changefeed does after it was stopped, killed or failed."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -548,6 +549,27 @@ async def test_a_dispatcher_whose_file_hangs_after_a_restart_keeps_no_other_wait
     hanging.set()
     await w.reached(70)
     assert sorted(w.rows()) == [(1, 20, b"row"), (2, 20, b"row"), (2, 60, b"row")]
+
+
+async def test_a_file_may_have_any_size_after_a_try_to_write_it_again_has_failed(world) -> None:
+    w = world(A)
+    w.source.put(1, 20)
+    w.source.advance(50)
+    w.progress.fault = Once("begun_files", OSError("killed"))
+    w.sink_options = {"write": False}
+    w.start()
+    await w.until(lambda: "dml 1 10..50" in w.log)
+    (dispatcher,) = w.progress.kept
+    with pytest.raises(OSError, match="killed"):
+        await w.sink.flush(dispatcher)
+    await w.kill()
+    record = w.progress.kept[dispatcher]
+    sized = replace(record.pending[0], nbytes=679)
+    w.progress.kept[dispatcher] = replace(record, pending=(sized,))
+    w.sink_options = {"fault": Once("write_file", Unavailable("the answer is lost"))}
+    w.start()
+    await w.reached(50)
+    assert [file.nbytes for file in w.remote.repaired] == [679, 0]
 
 
 async def test_a_file_that_fails_for_long_warns_while_others_move_and_fails_when_nothing_moves(world) -> None:
