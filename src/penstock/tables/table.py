@@ -221,8 +221,9 @@ class Table:
 def _rows_in(rows: Any) -> "list[Row] | pa.Table | pa.RecordBatch":
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return rows
-    pandas = sys.modules.get("pandas")  # a caller that passes a frame has imported it
-    if pandas is not None and isinstance(rows, pandas.DataFrame):
+    # A caller that passes a frame has imported pandas; another thread may be in the middle of doing so.
+    frame = getattr(sys.modules.get("pandas"), "DataFrame", None)
+    if frame is not None and isinstance(rows, frame):
         return pa.Table.from_pandas(rows, preserve_index=False)
     return pa.table(rows) if hasattr(rows, "__arrow_c_stream__") else list(rows)
 

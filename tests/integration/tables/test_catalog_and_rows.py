@@ -1,11 +1,13 @@
 """Catalog and rows on the embedded store, in a process of its own."""
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -285,6 +287,14 @@ def test_arrow_tables_are_inserted_in_bulk(db: Catalog) -> None:
     )
     assert orders.insert(table) == list(range(count))
     assert orders.to_arrow().to_pylist() == table.to_pylist()
+
+
+def test_rows_are_written_while_another_thread_imports_pandas(
+    db: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.create_table("shop.orders", ORDERS)
+    monkeypatch.setitem(sys.modules, "pandas", ModuleType("pandas"))  # as it is in the middle of its import
+    assert db.table("shop.orders").insert([{"id": 1, "customer": "a"}]) == [1]
 
 
 @pytest.mark.parametrize("shape", ["table", "batch", "frame"])
