@@ -25,6 +25,7 @@ __all__ = [
     "Settings",
     "build_session",
     "collect_changes",
+    "open_table",
     "search",
 ]
 
@@ -42,6 +43,7 @@ _MODULES = {  # what type checkers know of them is in __init__.pyi
     "Settings": "settings",
     "build_session": "spark.session",
     "collect_changes": "changes",
+    "open_table": "follow.captures",
     "search": "consumers.search_index.search",
 }
 

@@ -1,5 +1,6 @@
 from penstock.changes import collect_changes
 from penstock.consumers.search_index.search import search
+from penstock.follow.captures import open_table
 from penstock.jobs import Consumer, DataRetriever, JobId, Jobs, JobSpec
 from penstock.kv import AsyncClient, Client
 from penstock.settings import Settings
@@ -18,6 +19,7 @@ __all__ = [
     "Settings",
     "build_session",
     "collect_changes",
+    "open_table",
     "search",
 ]
 

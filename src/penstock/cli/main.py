@@ -47,7 +47,7 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-_ANSWER_COMMANDS = frozenset({"search", "status", "verify"})
+_ANSWER_COMMANDS = frozenset({"changes", "search", "status", "table", "verify"})
 _PARTS = {
     "store": "store",
     "capture": "capture",
@@ -250,6 +250,54 @@ def consume(
         time_zone=time_zone,
     )
     asyncio.run(consume_directory(options))
+
+
+@app.command()
+def changes(
+    table: Annotated[str, typer.Argument(help="The table, as in shop.orders.", show_default=False)],
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Changes after it: a commit timestamp, or a time such as 2026-01-31T09:30. By default an"
+            " hour before the end. 0: all rows, as they are at --to.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="Changes up to it; by default all that can be read.", show_default=False),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="Column beside the primary key; may be repeated. All by default."),
+    ] = None,
+    output_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="json (a line for each change), arrow (a stream), or table; table on a terminal, else json.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Most changes to print.", min=1)] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    pd: Annotated[
+        list[str] | None, typer.Option(help="Address of a placement driver; may be repeated.")
+    ] = None,
+) -> None:
+    """Print the changes of a captured table between two timestamps, in the order of commits."""
+    from penstock.cli.changes import ChangesFormat, ChangesOptions, parse_moment, print_changes
+
+    options = ChangesOptions(
+        table=table,
+        from_ts=parse_moment("--from", from_),
+        to_ts=parse_moment("--to", to),
+        columns=tuple(column) if column else None,
+        format=ChangesFormat.parse(output_format),
+        limit=limit,
+    )
+    print_changes(load_settings(config, pd), options)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from penstock.clock import SYSTEM, Clock, physical_ms
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.lease import PREFIX, CaptureLease
+from penstock.eventstore.read.find import find_table
 from penstock.eventstore.read.flight_client import FlightReader
 from penstock.eventstore.read.partition import (
     CaptureCatalog,
@@ -25,9 +26,12 @@ from penstock.eventstore.read.partition import (
     ReadRange,
     Refusal,
     SchemaRange,
+    TableView,
 )
 from penstock.kv import Client
-from penstock.settings import TlsSettings
+from penstock.kv.cluster_ref import ClusterRef
+from penstock.object_storage import StorageRef
+from penstock.settings import Settings, TlsSettings
 from penstock.tables.keys import prefix_end
 
 _log = logging.getLogger(__name__)
@@ -217,3 +221,20 @@ def find_owners(
         except Unavailable as error:
             _log.warning("a capture does not answer", extra={"capture": lease.id, "reason": str(error)})
     return found
+
+
+def open_table(settings: Settings, name: str, *, at_ts: int | None = None) -> TableView:
+    """Open the table that is called `database.table` at `at_ts`, or now, for `collect_changes`.
+
+    Its objects are read from storage, and changes that are not in objects yet from the capture that has them.
+    A view shows no table, partition or owner that came later: open another one for another read. Raises
+    Invalid when there is no such table, or a capture refuses the Flight token, and Unavailable when storage
+    or the cluster does not answer.
+    """
+    owners = find_owners(
+        ClusterRef.of(settings).client(),
+        tls=settings.capture.flight_client_tls,
+        token=settings.capture.read_flight_token(),
+    )
+    storage = StorageRef(settings.capture.storage, settings.capture.storage_options)
+    return find_table(storage, name, at_ts=at_ts, rows=owners.get)

@@ -24,6 +24,7 @@ FIRST = (
     DOCS / "quickstart.md",
     GUIDES / "first-changefeed.md",
     GUIDES / "first-index.md",
+    GUIDES / "reading-changes.md",
     GUIDES / "monitoring.md",
 )
 TOGETHER = ("own-consumer.md", "own-trigger.md", "backups.md")

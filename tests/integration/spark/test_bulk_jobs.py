@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock import eventloop
 from penstock.clock import SYSTEM
+from penstock.control.bulk import compare_table, open_engine
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
@@ -273,7 +274,13 @@ def test_a_planted_difference_is_found(spark: SparkSession, world: World) -> Non
     log = ManifestLog.open(world.storage, paths.table_root(table_id), writer="vandal")
     victim = next(each for each in log.state.objects.values() if each.key_min == encode_handle(100))
     log.commit(remove=[Removal(id=victim.id, delete_ts=report.ts)])
-    found = verify_table(spark, world.settings, "shop.planted")
+    told: list[tuple[int, int]] = []
+    ours = world.settings.spark.model_copy(update={"master": spark.sparkContext.master})
+    settings = world.settings.model_copy(update={"spark": ours})
+    with open_engine(settings, lambda *given: told.append(given)) as engine:  # as `penstock table verify`
+        found = compare_table(engine, "shop.planted")
+    assert told
+    assert spark.range(1).count() == 1, "a session that was there goes on"
     assert (found.same, found.ranges_differing, found.differing) == (False, 1, 100)
     assert {each.difference for each in found.mismatches} == {Difference.MISSING}
     assert found.mismatches[0].handle == encode_handle(100).hex()
