@@ -25,7 +25,6 @@ from penstock.store.pd.etcd import Etcd, EtcdKeys, Keyspaces
 from penstock.store.pd.safe_points import SafePoints
 from penstock.store.pd.service import MEMBER, PlacementDriver
 from penstock.store.pd.stores import VERSION, LeaderScheduler, Stores
-from penstock.store.pd.tso import Ids, Tso
 from penstock.store.raw import RawStorage
 from penstock.store.region import Peer, Region
 from penstock.store.regions import REPLICAS, Regions, SizeWatch
@@ -33,6 +32,7 @@ from penstock.store.safe_ts import SafeTs
 from penstock.store.server import Endpoint, FaultyStreams, check_exposure, split_server_address
 from penstock.store.station import Station
 from penstock.store.storage import TxnStorage
+from penstock.store.tso import Ids, Tso
 
 __all__ = ["Cluster", "open_stations", "settle"]
 

@@ -19,9 +19,9 @@ from penstock.proto.codec import encode_bytes
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine, Mutation
 from penstock.store.mvcc import records
-from penstock.store.pd.tso import Ids
 from penstock.store.refusals import refusal
 from penstock.store.region import Peer, Region
+from penstock.store.tso import Ids
 
 __all__ = ["REPLICAS", "RegionListener", "Regions", "SizeWatch", "cut_points"]
 

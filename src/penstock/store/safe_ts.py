@@ -6,8 +6,8 @@ from penstock.clock import SYSTEM, Clock
 from penstock.store.bounds import EVERYTHING
 from penstock.store.engine import Engine
 from penstock.store.mvcc.reader import MvccReader
-from penstock.store.pd.tso import Tso
 from penstock.store.storage import TxnStorage
+from penstock.store.tso import Tso
 
 __all__ = ["SafeTs"]
 

@@ -13,9 +13,9 @@ from penstock.proto import kvrpcpb_pb2 as kvrpcpb
 from penstock.proto import metapb_pb2 as metapb
 from penstock.proto.codec import encode_bytes
 from penstock.store.engine import Cf, Mutation
-from penstock.store.pd.tso import Ids
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
+from penstock.store.tso import Ids
 from support.campaign import examples
 
 

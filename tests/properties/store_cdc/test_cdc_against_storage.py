@@ -23,10 +23,10 @@ from penstock.store.cdc.service import ChangeDataService
 from penstock.store.engine import Engine
 from penstock.store.mvcc.reader import MvccReader
 from penstock.store.mvcc.records import WriteKind
-from penstock.store.pd.tso import Ids, Tso
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
 from penstock.store.storage import TxnStorage
+from penstock.store.tso import Ids, Tso
 from support.campaign import examples
 
 KEYS = [b"k%d" % i for i in range(6)]

@@ -5,6 +5,7 @@
 
 import importlib.util
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -58,6 +59,14 @@ def test_folders_of_few_packages_import_each_other() -> None:
         if measured.folder_cycles
     }
     assert len(found) <= PACKAGES_WITH_FOLDER_CYCLES_MAX, found
+
+
+def test_contracts_that_list_layers_list_all_of_them() -> None:
+    with (SCRIPT.parents[1] / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layered = [contract for contract in contracts if contract["type"] == "layers"]
+    assert len(layered) >= 12
+    assert [contract["name"] for contract in layered if not contract.get("exhaustive")] == []
 
 
 @pytest.fixture

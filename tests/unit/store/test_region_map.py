@@ -11,9 +11,9 @@ from penstock.proto import metapb_pb2 as metapb
 from penstock.proto.codec import encode_bytes
 from penstock.store import meta
 from penstock.store.engine import Cf, Engine
-from penstock.store.pd.tso import Ids
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
+from penstock.store.tso import Ids
 
 
 def first_region(**changes: object) -> Region:

@@ -2,9 +2,9 @@ import asyncio
 from pathlib import Path
 
 from penstock.store.engine import Cf, Engine
-from penstock.store.pd.tso import Ids
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions, SizeWatch, cut_points
+from penstock.store.tso import Ids
 
 
 def test_even_data_is_cut_evenly() -> None:

@@ -6,7 +6,7 @@ import pytest
 from penstock.clock import LOGICAL_MAX, SYSTEM, compose_ts, logical, physical_ms
 from penstock.errors import Invalid, Unavailable
 from penstock.store.engine import Engine, Mutation
-from penstock.store.pd.tso import WINDOW_MS, Ids, Timeline, Tso
+from penstock.store.tso import WINDOW_MS, Ids, Timeline, Tso
 
 
 class StillClock:

@@ -14,10 +14,10 @@ from penstock.store.cdc import scan, stream
 from penstock.store.cdc.service import ChangeDataService
 from penstock.store.cdc.subscription import SubscriptionPhase
 from penstock.store.engine import Engine
-from penstock.store.pd.tso import Ids, Tso
 from penstock.store.region import Peer, Region
 from penstock.store.regions import Regions
 from penstock.store.storage import TxnStorage
+from penstock.store.tso import Ids, Tso
 
 REGION = Region(10_000, b"", b"", 1, 1, (Peer(10_001, 1),), 1)
 

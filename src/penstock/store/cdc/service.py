@@ -27,10 +27,10 @@ from penstock.store.cdc.stream import (
 )
 from penstock.store.mvcc.reader import MvccReader
 from penstock.store.observe import Change, ChangeKind
-from penstock.store.pd.tso import Tso
 from penstock.store.region import Region
 from penstock.store.regions import Regions
 from penstock.store.storage import TxnStorage
+from penstock.store.tso import Tso
 
 __all__ = ["ChangeDataService"]
 

@@ -6,9 +6,9 @@ from penstock.errors import Invalid
 from penstock.proto import pdpb_pb2 as pdpb
 from penstock.store.pd.answers import Behaviour, PdRefused
 from penstock.store.pd.stores import LeaderScheduler
-from penstock.store.pd.tso import Ids
 from penstock.store.region import Region
 from penstock.store.regions import Regions
+from penstock.store.tso import Ids
 
 __all__ = ["Routing"]
 

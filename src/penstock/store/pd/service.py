@@ -18,9 +18,9 @@ from penstock.store.pd.etcd import EtcdKeys, GlobalConfig
 from penstock.store.pd.routing import Routing
 from penstock.store.pd.safe_points import GarbageCollection
 from penstock.store.pd.stores import VERSION, LeaderScheduler, Stores
-from penstock.store.pd.tso import Ids, Tso
 from penstock.store.regions import REPLICAS, Regions
 from penstock.store.server import end_call
+from penstock.store.tso import Ids, Tso
 
 __all__ = ["MEMBER", "PlacementDriver"]
 
