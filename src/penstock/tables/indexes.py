@@ -119,18 +119,24 @@ def _cut(column: ColumnInfo, length: int, record: Record) -> Datum:
 
 
 def _restored_v1(table: TableInfo, index: IndexInfo, record: Record) -> bytes:
-    """Return the restored strings of index and handle; of a padded string, the number of its spaces."""
+    """Return the restored strings of index and handle; of a padded string, the number of its spaces.
+
+    TiDB writes the number as an unsigned integer for a column of the index, also where the value is NULL, and
+    as a signed one for a column of the primary key: from 128 on their sizes differ.
+    """
     cells: dict[int, bytes | None] = {}
     for part in index.columns:
         column = table.columns[part.offset]
         if not column.type.flag & ColumnFlag.PRI_KEY and collations.needs_restored(column.type):
-            cells[column.id] = _restored_cell(column, part.length, record)
+            spaces, value = _restored_string(column, part.length, record)
+            cells[column.id] = rows.uint_cell(spaces) if collations.pads(column.type) else value
     primary = table.primary_index
     assert primary is not None
     for part in primary.columns:
         column = table.columns[part.offset]
         if collations.needs_restored(column.type):
-            cells[column.id] = _restored_cell(column, _longer_part(part, index), record)
+            spaces, value = _restored_string(column, _longer_part(part, index), record)
+            cells[column.id] = rows.int_cell(spaces) if collations.pads(column.type) else value
     return rows.encode(cells) if cells else b""
 
 
@@ -140,13 +146,10 @@ def _longer_part(part: IndexColumn, index: IndexInfo) -> int:
     return UNSPECIFIED if UNSPECIFIED in lengths else max(lengths)
 
 
-def _restored_cell(column: ColumnInfo, length: int, record: Record) -> bytes | None:
-    datum = _cut(column, length, record)
-    if not isinstance(datum.value, bytes):
-        return None
-    if collations.pads(column.type):
-        return rows.int_cell(len(datum.value) - len(datum.value.rstrip(b" ")))
-    return datum.value
+def _restored_string(column: ColumnInfo, length: int, record: Record) -> tuple[int, bytes | None]:
+    """Return the trailing spaces of an indexed string, and the string; 0 and None for NULL."""
+    value = _cut(column, length, record).value
+    return (len(value) - len(value.rstrip(b" ")), value) if isinstance(value, bytes) else (0, None)
 
 
 def has_entry(table: TableInfo, index: IndexInfo, record: Record) -> bool:

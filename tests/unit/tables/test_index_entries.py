@@ -86,6 +86,42 @@ def test_an_entry_of_a_clustered_table_keeps_the_common_handle():
     assert indexes.handle_in(table.indexes[2], plain.key, plain.value) == handle
 
 
+@pytest.mark.parametrize(
+    ("spaces", "in_primary_key", "in_index"),
+    [(127, "7f", "7f"), (128, "8000", "80"), (255, "ff00", "ff"), (256, "0001", "0001")],
+)
+def test_trailing_spaces_are_counted_with_the_integers_of_tidb(
+    spaces: int, in_primary_key: str, in_index: str
+):
+    """ConvertDatumToTailSpaceCount makes an IntDatum, GenIndexValueForClusteredIndexVersion1 a UintDatum."""
+    table = define_table(
+        "t",
+        [("k", "varchar(300)"), ("a", "varchar(300)")],
+        primary_key=["k"],
+        indexes=[Index("n", ["a"])],
+    )
+    text = "x" + " " * spaces
+    first, second = bytes.fromhex(in_primary_key), bytes.fromhex(in_index)
+    head = bytes((128, 0, 2, 0, 0, 0, 1, 2)) + bytes((len(first), 0, len(first) + len(second), 0))
+    assert entry(table, {"k": text, "a": text}).value == bytes((0, 125, 1)) + head + first + second
+
+
+def test_null_in_an_entry_of_a_clustered_table_has_no_trailing_spaces():
+    table = define_table(
+        "t",
+        [
+            ("k", "bigint"),
+            ("l", "bigint"),
+            ("a", "varchar(9)"),
+            ("b", "varchar(9) collate utf8mb4_general_ci"),
+        ],
+        primary_key=["k", "l"],
+        indexes=[Index("n", ["a", "b"])],
+    )
+    made = entry(table, {"k": 1, "l": 1, "a": None, "b": None})
+    assert made.value == bytes((0, 125, 1)) + rows.encode({3: b"\x00", 4: None})
+
+
 def test_the_first_format_of_common_handles_is_padded_to_ten_bytes():
     segments = indexes.split_value(bytes((0, 127, 0, 9)) + b"123456789")
     assert segments.common_handle == b"123456789"
