@@ -22,6 +22,8 @@ from penstock.tables.statements import alter_table, create_table, foreign_indexe
 _NAME = r"`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[^\s`\"]+"
 _EXCHANGED = re.compile(rf"\bEXCHANGE\s+PARTITION\s+({_NAME})\s+WITH\s+TABLE\b", re.IGNORECASE)
 _UNCHECKED = re.compile(r"\bWITHOUT\s+VALIDATION\b", re.IGNORECASE)
+_WITHOUT_VALIDATION = " /*!80000 WITHOUT VALIDATION */ /*M!110401 WITHOUT VALIDATION */"
+"""MySQL and TiDB read the first comment, MariaDB the second; before 11.4 it always validates."""
 _SPARE_NAME = "_penstock_renamed"
 
 
@@ -195,7 +197,7 @@ def _exchange(job: DdlJob, tables: Sequence[TableChange]) -> str:
         return ""
     name = found[1]
     name = name[1:-1].replace(name[0] * 2, name[0]) if name[0] in '`"' else name
-    unchecked = " WITHOUT VALIDATION" if _UNCHECKED.search(job.query) else ""
+    unchecked = _WITHOUT_VALIDATION if _UNCHECKED.search(job.query) else ""
     return (
         f"ALTER TABLE {_full_name(parted[0])} EXCHANGE PARTITION {quote(name)} WITH TABLE"
         f" {_full_name(plain[0])}{unchecked}"

@@ -30,9 +30,10 @@ _TOKENS = re.compile(
     | (?P<name>`(?:[^`]|``)*`)
     | (?P<single>'(?:[^'\\]|''|\\.)*')
     | (?P<double>"(?:[^"\\]|""|\\.)*")
-    | (?P<word>[^\s`'"\\/*\-#(),;.=+<>!@~^&|:?%{}\[\]]+)
+    | (?P<number>(?:\d+(?:\.\d*)?|(?<!LETTER)(?<![`"'])\.\d+)(?:[eE][+-]?\d+)?(?!LETTER))
+    | (?P<word>LETTER+)
     | (?P<mark>.)
-    """.replace("KNOWN", _TIDB_FEATURES),
+    """.replace("KNOWN", _TIDB_FEATURES).replace("LETTER", r"""[^\s`'"\\/*\-#(),;.=+<>!@~^&|:?%{}\[\]]"""),
     re.VERBOSE | re.DOTALL,
 )
 _PLAIN_TOKENS = re.compile(_TOKENS.pattern.replace(r"|\\.", "").replace(r"\\]", "]"), _TOKENS.flags)
@@ -55,12 +56,17 @@ _OPTIONS = {
     "TTL_JOB_INTERVAL": "ttl",
     "PLACEMENT": "placement",
     "AFFINITY": "",
+    "COMPRESSION": "",
+    "ENCRYPTION": "",
+    "SECONDARY_ENGINE": "",
     "STATS_BUCKETS": "",
     "STATS_TOPN": "",
     "STATS_SAMPLE_RATE": "",
     "STATS_COL_CHOICE": "",
     "STATS_COL_LIST": "",
 }
+"""Options of tables and databases by their features. TiDB reads those of MySQL 8 among them and does nothing;
+MariaDB refuses them."""
 _KEYS = frozenset({"PRIMARY", "KEY", "INDEX", "UNIQUE"})
 _BEFORE_NAMES = frozenset(
     {
@@ -224,6 +230,10 @@ class _Statement:
         self.before[first] = opening + " " + self.before.get(first, "")
         self.after[last] = self.after.get(last, "") + " */"
 
+    def wraps(self, tokens: Sequence[_Token]) -> bool:
+        """Return whether nothing of some tokens is left outside of comments."""
+        return all(token.at in self.wrapped for token in tokens)
+
     def wrap_rest(self) -> None:
         """Put tokens that stood in TiDB's special comments, and stand in none now, back into them."""
         for opening, run in groupby(
@@ -330,8 +340,11 @@ def _rewrite_create_table(statement: _Statement, charset: Charset | None) -> Non
             _rewrite_element(statement, element, named=element[0].word not in _DEFINES_NO_COLUMN)
     _wrap_wholes(statement, elements, wholes)
     tail = tokens[closing + 1 :]
-    _rewrite_options(statement, tail)
+    parts = list(_split(tail))
+    for part in parts:
+        _rewrite_options(statement, part)
     _name_collations(statement, tail)
+    _wrap_wholes(statement, parts, [_WRAPPED * statement.wraps(part) for part in parts])
     if charset is not None and not _names_charset(tail):
         statement.append(tokens[closing], _without_foreign_collation(charset.options))
 
@@ -353,8 +366,9 @@ def _rewrite_alter_table(statement: _Statement, foreign: Mapping[str, str]) -> N
     specs = list(_split(tokens[3 if _text(tokens, 1) == "." else 1 :]))
     wholes = [_foreign_spec(spec, foreign) or _foreign_index(spec) for spec in specs]
     for at, spec in enumerate(specs):
-        if not wholes[at] and _rewrite_spec(statement, spec):
-            wholes[at] = _WRAPPED
+        if not wholes[at]:
+            _rewrite_spec(statement, spec)
+            wholes[at] = _WRAPPED * statement.wraps(spec)
     _wrap_wholes(statement, specs, wholes)
 
 
@@ -444,21 +458,19 @@ def _rewrite_index(statement: _Statement, foreign: Mapping[str, str]) -> None:
     statement.pieces, statement.tokens = [f"ALTER TABLE {table}{hidden}"], []
 
 
-def _rewrite_spec(statement: _Statement, spec: list[_Token]) -> bool:
-    """Rewrite one change of an ALTER TABLE; return whether nothing of it is left outside of comments."""
+def _rewrite_spec(statement: _Statement, spec: list[_Token]) -> None:
+    """Rewrite one change of an ALTER TABLE."""
     words = [token.word for token in spec]
     opening = next((at for at, token in enumerate(spec[:3]) if token.text == "("), None)
     if words[0] == "ADD" and opening is not None and words[1:opening] in ([], ["COLUMN"]):
         for element in _split(spec[opening + 1 : _closing(spec, opening)]):
             _rewrite_element(statement, element, named=element[0].word not in _DEFINES_NO_COLUMN)
-        return False
-    if words[0] in {"ADD", "CHANGE", "MODIFY", "DROP", "RENAME", "ALTER"} and words[1:2] != ["PARTITION"]:
+    elif words[0] in {"ADD", "CHANGE", "MODIFY", "DROP", "RENAME", "ALTER"} and words[1:2] != ["PARTITION"]:
         _rewrite_element(statement, spec, named=False)
         _wrap_if_exists(statement, spec)
-        return False
-    wrapped = _rewrite_options(statement, spec)
-    _name_collations(statement, spec)
-    return wrapped == len(spec)
+    else:
+        _rewrite_options(statement, spec)
+        _name_collations(statement, spec)
 
 
 def _rewrite_element(statement: _Statement, element: Sequence[_Token], *, named: bool) -> None:
@@ -522,11 +534,10 @@ def _is_name(element: Sequence[_Token], at: int) -> bool:
     return before is not None and before.word in _BEFORE_NAMES and element[at].word not in {"UNIQUE", *_KEYS}
 
 
-def _rewrite_options(statement: _Statement, tokens: Sequence[_Token]) -> int:
-    """Wrap options of a table, a partition or a database that only TiDB knows; return how many tokens."""
-    wrapped = 0
+def _rewrite_options(statement: _Statement, tokens: Sequence[_Token]) -> None:
+    """Wrap options of a table, a partition or a database that only TiDB knows."""
     depth = tokens[0].depth if tokens else 0
-    ttl_end, enabled = None, False
+    switched = any(_switches_ttl(statement.tokens, at) for at in range(len(statement.tokens)))
     at = 0
     while at < len(tokens):
         token, end = tokens[at], at
@@ -540,18 +551,27 @@ def _rewrite_options(statement: _Statement, tokens: Sequence[_Token]) -> int:
         elif _is_option(tokens, at, depth):
             end = _value_end(tokens, at + (word == "PLACEMENT"))
             if word == "TTL":
-                end = ttl_end = _ttl_end(tokens, at)
+                end = _ttl_end(tokens, at)
             if word == "TTL_ENABLE":
-                enabled = True
                 statement.pieces[tokens[end].at] = "'OFF'"
-            begin = at - 1 if word == "PLACEMENT" and at and tokens[at - 1].word == "DEFAULT" else at
-            wrapped += end + 1 - begin
+            begin = at - _follows_default(statement, tokens, at)
             statement.wrap_feature(tokens[begin : end + 1], _OPTIONS[word])
+            if word == "TTL" and not switched and tokens[end].at in statement.after:
+                statement.append(tokens[end], " /*T![ttl] TTL_ENABLE='OFF' */")
         at = end + 1
-    if ttl_end is not None and not enabled:
-        at = tokens[ttl_end].at
-        statement.after[at] += " /*T![ttl] TTL_ENABLE='OFF' */"
-    return wrapped
+
+
+def _follows_default(statement: _Statement, tokens: Sequence[_Token], at: int) -> bool:
+    """Return whether DEFAULT before an option of a database belongs to it, and not to the option before."""
+    before = tokens[at - 1] if at else None
+    of_database = statement.tokens[1].word in {"DATABASE", "SCHEMA"}
+    return of_database and before is not None and before.word == "DEFAULT" and not statement.wraps([before])
+
+
+def _switches_ttl(tokens: Sequence[_Token], at: int) -> bool:
+    """Return whether TTL is switched here; a column of that name has no text behind it."""
+    value = at + 1 + (_text(tokens, at + 1) == "=")
+    return tokens[at].word == "TTL_ENABLE" and _text(tokens, value)[:1] in {"'", '"'}
 
 
 def _is_option(tokens: Sequence[_Token], at: int, depth: int) -> bool:
@@ -563,9 +583,10 @@ def _is_option(tokens: Sequence[_Token], at: int, depth: int) -> bool:
 
 
 def _value_end(tokens: Sequence[_Token], at: int) -> int:
-    """Return the place of the last token of an option's value: `name [=] value` or `name [=] (...)`."""
+    """Return the place of the last token of an option's value: `name [=] [sign] value` or `name [=] (...)`."""
     at += 1
     at += _text(tokens, at) == "="
+    at += _text(tokens, at) in {"+", "-"}
     if at < len(tokens) and tokens[at].word == "SET" and _text(tokens, at + 1).upper() == "DEFAULT":
         at += 1
     return _closing(tokens, at) if _text(tokens, at) == "(" else min(at, len(tokens) - 1)
@@ -575,9 +596,15 @@ def _ttl_end(tokens: Sequence[_Token], at: int) -> int:
     """Return the last token of `TTL [=] column + INTERVAL value unit`."""
     while at < len(tokens) and tokens[at].word != "INTERVAL":
         at += 1
-    at += 1
-    at = _closing(tokens, at) if _text(tokens, at) == "(" else at
-    return min(at + 1, len(tokens) - 1)
+    while at < len(tokens) and not _TIME_UNITS.fullmatch(tokens[at].word):
+        at += 1
+    return min(at, len(tokens) - 1)
+
+
+_TIME_UNITS = re.compile(
+    "(SQL_TSI_)?(MICROSECOND|SECOND|MINUTE|HOUR|DAY|WEEK|MONTH|QUARTER|YEAR)"
+    "|(SECOND|MINUTE|HOUR|DAY)_(MICROSECOND|SECOND|MINUTE|HOUR)|YEAR_MONTH"
+)
 
 
 def _wrap_if_exists(statement: _Statement, tokens: Sequence[_Token]) -> None:

@@ -49,7 +49,8 @@ T, U = table("shop.t"), table("old.u`v")
             42,
             "ALTER TABLE p exchange partition `P``0` with table t WITHOUT VALIDATION",
             [TableChange(T, T), TableChange(table("shop.p", 20, 21), table("shop.p", 20, 21))],
-            "ALTER TABLE `shop`.`p` EXCHANGE PARTITION `P``0` WITH TABLE `shop`.`t` WITHOUT VALIDATION",
+            "ALTER TABLE `shop`.`p` EXCHANGE PARTITION `P``0` WITH TABLE `shop`.`t`"
+            " /*!80000 WITHOUT VALIDATION */ /*M!110401 WITHOUT VALIDATION */",
         ),
     ],
 )

@@ -76,6 +76,17 @@ from support.tidb_history import load_record
             "ALTER TABLE t PARTITION BY HASH (a) PARTITIONS 4"
             " /*T![global_index] UPDATE INDEXES (i GLOBAL, j LOCAL) */",
         ),
+        ("CREATE TABLE t (a INT) STATS_SAMPLE_RATE=0.5, COMMENT='x'",
+         "CREATE TABLE t (a INT) /*T! STATS_SAMPLE_RATE=0.5, */ COMMENT='x'"),
+        ("ALTER TABLE t ADD COLUMN c INT, STATS_SAMPLE_RATE = .5",
+         "ALTER TABLE t ADD COLUMN c INT /*T! , STATS_SAMPLE_RATE = .5 */"),
+        (
+            "ALTER TABLE d.1e5 TTL = d + INTERVAL 1.5 DAY, AUTO_RANDOM_BASE=-1",
+            "ALTER TABLE d.1e5 /*T![ttl] TTL = d + INTERVAL 1.5 DAY */ /*T![ttl] TTL_ENABLE='OFF', */"
+            " /*T![auto_rand_base] AUTO_RANDOM_BASE=-1 */",
+        ),
+        ("CREATE DATABASE d DEFAULT ENCRYPTION 'N' DEFAULT PLACEMENT POLICY DEFAULT",
+         "CREATE DATABASE d /*T! DEFAULT ENCRYPTION 'N' */ /*T![placement] DEFAULT PLACEMENT POLICY DEFAULT */"),
         ("CREATE INDEX i ON t (a) LOCAL", "CREATE INDEX i ON t (a) /*T![global_index] LOCAL */"),
         ("DROP INDEX IF EXISTS i ON t", "DROP INDEX /*T! IF EXISTS */ i ON t"),
     ],
