@@ -193,7 +193,7 @@ class RowlessEngine:
             await SYSTEM.sleep(0.001)
         while file.file.dispatcher_id in self.slow:
             await SYSTEM.sleep(0.001)
-        if not chunks:
+        if not chunks and not file.file.blank:
             return DirectResult()
         written = self._write(replace(file.file, chunks=chunks))
         if written.error:
@@ -239,6 +239,7 @@ class PlainFiles:
         self.error: Exception | None = None
         self.checkpoints: list[int] = []
         self.numbers: Counter[str] = Counter()
+        self.known: Counter[str] = Counter()  # up to which they are on the remote
         self.ends: list[int] = []
         self.swept: list[float] = []
 
@@ -255,8 +256,10 @@ class PlainFiles:
             spec.id, Folder(schema="shop", table=f"t{spec.id}", version=schema.since_ts), named=False
         )
 
-    def next_file(self, place: FileTarget, end_ts: int, *, following: bool = False) -> FilePaths:  # noqa: ARG002
+    def next_file(self, place: FileTarget, end_ts: int, *, following: bool = False) -> FilePaths:
         self.ends.append(end_ts)
+        if not following:
+            self.numbers[place.dispatcher_id] = self.known[place.dispatcher_id]
         self.numbers[place.dispatcher_id] += 1
         number = self.numbers[place.dispatcher_id]
         folder = place.folder.path
@@ -264,6 +267,7 @@ class PlainFiles:
 
     def confirm_written(self, place: FileTarget, paths: FilePaths) -> None:
         assert paths.number <= self.numbers[place.dispatcher_id], "a file that was given out"
+        self.known[place.dispatcher_id] = max(self.known[place.dispatcher_id], paths.number)
 
     def write_ddl(self, event: DdlEvent) -> None:
         if self.error is not None:
@@ -277,6 +281,11 @@ class PlainFiles:
 
     def forget(self, dispatcher_id: str) -> None:
         self.numbers.pop(dispatcher_id, None)
+        self.known.pop(dispatcher_id, None)
+
+    def begin_folder(self, dispatcher_id: str) -> None:
+        """Number a dispatcher's files from 1 again, as on another day."""
+        self.forget(dispatcher_id)
 
     def sweep(self, idle_s: float) -> int:
         self.swept.append(idle_s)

@@ -16,6 +16,10 @@ READ, ENCODE, PUT = "read rows", "encode rows", "put the file"
 """The steps of making a file, as the one that makes it tells them."""
 
 
+FIRST_NUMBER = 1
+"""Of the data files in a folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """An encoded payload in the spool: the changes after `start` up to `end`. Its key: segment, number."""
@@ -35,7 +39,8 @@ class FileWork:
 
     `again`: another process may have written the same changes under this name, with other bytes. `after` is
     the path of the dispatcher's file before this one, if that may not be on the remote yet: this file is put
-    when it is. `blank`: the file is written also without rows.
+    when it is. `blank`: the file is written also without rows; never the first of a folder, because TiCDC's
+    consumer ends with a first file without rows.
     """
 
     dispatcher_id: str

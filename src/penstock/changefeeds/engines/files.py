@@ -20,6 +20,7 @@ from penstock.changefeeds.engines.encode import (
     retry_when_moved,
 )
 from penstock.changefeeds.engines.engine import (
+    FIRST_NUMBER,
     PUT,
     DirectFile,
     DirectResult,
@@ -69,6 +70,8 @@ def _make_file(
     on_step(PUT)
     payloads = [chunk.payload for chunk in chunks]
     if not payloads:
+        name = posixpath.basename(direct.file.data_path).encode()
+        assert _file_number(name) != FIRST_NUMBER, "a folder's first file has rows"
         work = direct.work[0]
         payloads = [encoder_of(work.slice.schema, work.options).payload([])]
     nbytes = _put(direct.file, payloads, storage)

@@ -34,7 +34,7 @@ def test_a_file_without_rows_can_be_read_and_has_none(
     file = FileWork(
         dispatcher_id="1",
         chunks=(),
-        data_path=f"CDC1{extension}",
+        data_path=f"CDC2{extension}",
         index_path="CDC.index",
         parquet=protocol == "parquet",
         blank=True,
@@ -45,4 +45,7 @@ def test_a_file_without_rows_can_be_read_and_has_none(
     assert (made.failure, made.rows) == (None, 0)
     with target.open().open(file.data_path) as stream:
         assert is_blank(extension, stream)
-    assert target.open().read(file.index_path) == f"CDC1{extension}\n".encode()
+    assert target.open().read(file.index_path) == f"CDC2{extension}\n".encode()
+    first = replace(file, data_path=f"CDC_1_000001{extension}")
+    with pytest.raises(AssertionError, match="first file has rows"):
+        make_file(DirectFile(first, (work,)), target)

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.changefeeds.engines.engine import DirectFile, DirectResult
+from penstock.changefeeds.engines.engine import DirectFile, DirectResult, FileWork
 from penstock.changefeeds.filters import RowFilterRule
 from penstock.changefeeds.model import PendingFile
 from penstock.errors import Corrupt, Invalid, Unavailable
@@ -167,6 +167,29 @@ async def test_a_slice_without_rows_leaves_no_file_and_no_hole() -> None:
         assert not world.engine.files
         world.add(1, 6, flush=True)
         await world.until(lambda: "d1@6 flushed" in world.told)
+
+
+async def test_the_first_file_of_a_folder_has_rows_also_where_others_are_behind_it() -> None:
+    engine = RowlessEngine(cores=2)
+    async with SinkWorld(engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        for ts in range(1, 4):
+            world.add(1, ts, 1000)
+            await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
+        world.files.begin_folder("1")
+        begun = len(engine.files)
+        for ts in range(4, 24):
+            world.add(1, ts, 1000, rows=0 if ts in {4, 5, 9} else 1)
+        await world.until(lambda: "d1@23 flushed" in world.told)
+        files = engine.files[begun:]
+        assert [number_of(file) for file in files] == list(range(1, 19))
+        assert [number_of(file) for file in files if not file.chunks] == [4]
+        assert [told for told in world.told if told.endswith("flushed")][3:] == [
+            f"d1@{ts} flushed" for ts in range(4, 24)
+        ]
+
+
+def number_of(file: FileWork) -> int:
+    return int(file.data_path.rpartition("CDC")[2].removesuffix(".json"))
 
 
 async def test_what_is_coming_is_kept_before_a_file_is_made() -> None:

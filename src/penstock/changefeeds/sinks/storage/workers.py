@@ -17,6 +17,7 @@ from penstock import tracing
 from penstock.changefeeds.codecs.encoder import header_of
 from penstock.changefeeds.codecs.options import EncoderOptions
 from penstock.changefeeds.engines.engine import (
+    FIRST_NUMBER,
     Chunk,
     DirectFile,
     EncodeWork,
@@ -139,6 +140,11 @@ class PlacedFile:
     before: FileTask | None
     began_at: float
     tries: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its folder has no file before it."""
+        return self.paths.number == FIRST_NUMBER
 
     @property
     def pending(self) -> PendingFile:
@@ -346,30 +352,42 @@ class WriteLoop:
         self._closing = True
 
     async def _begin(self, tasks: Sequence[FileTask]) -> None:
-        """Place files of one dispatcher, store what they hold, and have them written."""
+        """Place files of one dispatcher, store what they hold, and have them written.
+
+        The first file of a folder is on the remote, or has turned out to have no rows, before the next one is
+        placed: TiCDC's consumer ends with a first file without rows, so it is never written.
+        """
         began_at = self._clock.monotonic()
         dispatcher_id = tasks[0].dispatcher.id
         placed: list[PlacedFile] = []
         stale: list[FileTask] = []
         for task in tasks:
+            if placed and placed[-1].is_first:
+                await self._start_writing(dispatcher_id, placed)
+                await self._settled.wait_for(lambda: dispatcher_id not in self._underway)
+                placed = []
             target = await self._place(task, following=dispatcher_id in self._underway)
             if target is None:
                 stale.append(task)
             else:
                 placed.append(self._placed(task, *target, began_at))
-        if placed:
-            with self._metrics.stage("begin"):
-                await self._records.begin([file.pending for file in self._underway[dispatcher_id]])
+        await self._start_writing(dispatcher_id, placed)
         self._ledger.buffers.finish_begin(dispatcher_id)
         for task in stale:
             self._skip_stale(task)
+        self._on_progress()
+
+    async def _start_writing(self, dispatcher_id: str, placed: Sequence[PlacedFile]) -> None:
+        """Store what files hold, then have them written."""
+        if placed:
+            with self._metrics.stage("begin"):
+                await self._records.begin([file.pending for file in self._underway[dispatcher_id]])
         for file in placed:
             if file.task.slices:  # acknowledged by itself: no file waits for another
                 self._tasks.start(self._make(file))
             else:
                 self._jobs.add(file)
         self._start_jobs()
-        self._on_progress()
 
     async def _place(self, task: FileTask, *, following: bool) -> tuple[FileTarget, FilePaths] | None:
         """Return where a file goes, or None for a stale one. `following`: others are under way."""
@@ -476,6 +494,7 @@ class WriteLoop:
 
     def _placed(self, task: FileTask, target: FileTarget, paths: FilePaths, began_at: float) -> PlacedFile:
         underway = self._underway.setdefault(task.dispatcher.id, deque())
+        task.followed = task.followed and paths.number != FIRST_NUMBER
         work = file_work(
             task.dispatcher.id,
             task.chunks,
