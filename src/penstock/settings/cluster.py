@@ -103,7 +103,7 @@ class StoreSettings(Frozen):
     gc_life_time_s: float = Field(600, ge=0)
     """Seconds that old versions, and the keys of dropped tables, are kept at least; 0 keeps them for ever."""
     gc_run_interval_s: float = Field(600, gt=0)
-    """Seconds between two rounds of garbage collection."""
+    """Seconds between two rounds of garbage collection. The first one begins 5 seconds after the start."""
     cdc_memory_bytes: int = Field(512 * 1024 * 1024, ge=1024)
     """Memory for events that clients of change streams have not received yet."""
     faults: bool = False

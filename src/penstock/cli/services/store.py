@@ -60,6 +60,9 @@ def _tls(options: StoreOptions) -> dict[str, Path | None] | None:
     return {"cert_path": options.tls_cert, "key_path": options.tls_key, "ca_path": options.tls_ca}
 
 
+_FIRST_ROUND_S = 5.0  # after the start of the store, when its clients have connected
+
+
 @dataclass(frozen=True, slots=True)
 class StoreClient:
     """How the store's own garbage collection connects to the store."""
@@ -88,15 +91,18 @@ async def serve(settings: StoreSettings, client: StoreClient, *, metrics_addr: s
 async def _collect_garbage(pd_addr: str, connecting: StoreClient, settings: StoreSettings) -> None:
     """Collect garbage in rounds, with a client of the store, until cancelled.
 
-    The client is opened when the first round is due: a store that ends before has none to wait for.
+    The first round comes soon, or a store that is started more often than it runs rounds would never collect.
+    The client is opened when the round is due: a store that ends before has none to wait for.
     """
     connect = partial(Client.connect, [pd_addr], tls=connecting.tls, settings=connecting.kv)
+    wait_s = min(settings.gc_run_interval_s, _FIRST_ROUND_S)
     while True:
-        await SYSTEM.sleep(settings.gc_run_interval_s)
+        await SYSTEM.sleep(wait_s)
         try:
             client = await asyncio.to_thread(connect)
         except PenstockError as error:
             _log.warning("garbage is not collected: the store's client fails", extra={"error": str(error)})
+            wait_s = settings.gc_run_interval_s
             continue
         try:
             collector = GarbageCollector(client, life_time_s=settings.gc_life_time_s)
