@@ -47,6 +47,9 @@ class FixedSchemas:
         """Return up to when all schemas are known."""
         return self.resolved
 
+    def flashback(self, _table_id: int, _from_ts: int) -> int:
+        return 0
+
     def rewrites(self, _table_id: int, _from_ts: int, _to_ts: int) -> list[int]:
         """Return no rewrite: no column changes."""
         return []

@@ -129,6 +129,9 @@ class FeedWorld:
         """Return up to when all schemas are known."""
         return self.history.resolved_ts()
 
+    def flashback(self, _table_id: int, _from_ts: int) -> int:
+        return 0
+
     def rewrites(self, _table_id: int, _from_ts: int, _to_ts: int) -> list[int]:
         """Return no rewrite: no column changes."""
         return []

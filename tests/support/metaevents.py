@@ -9,7 +9,7 @@ from penstock.tables.codec.ordered import encode_uint
 from penstock.tables.columns import name_to_json
 from penstock.tables.ddl_jobs import DdlJob
 from penstock.tables.define import define_table
-from penstock.tables.keys import meta_hash_key
+from penstock.tables.keys import meta_hash_key, meta_string_key
 from penstock.tables.meta import ACCOUNTS, DATABASES, JOB_HISTORY, database_field, table_field
 from penstock.tables.schema import DatabaseInfo, TableInfo
 from support.rawbatches import Change, put
@@ -17,6 +17,8 @@ from support.rawbatches import Change, put
 __all__ = [
     "a_table",
     "finish_job",
+    "flashback_diff",
+    "flashback_job",
     "partitioned_table",
     "put_account",
     "put_database",
@@ -82,3 +84,29 @@ def finish_job(ts: int, job_id: int, action: int, table_id: int, query: str, **r
     given |= {"database_name": "", "table_name": "", **rest}
     job = DdlJob(id=job_id, type=action, table_id=table_id, query=query, **given)
     return put(ts, meta_hash_key(JOB_HISTORY, encode_uint(job_id)), json.dumps(job.to_json()).encode())
+
+
+def flashback_diff(version: int, *, ends: bool = False) -> tuple[bytes, bytes]:
+    """Return the schema diff that TiDB writes before FLASHBACK CLUSTER locks the cluster, or at its end.
+
+    As in updateSchemaVersion and SetSchemaDiffForFlashbackCluster of TiDB 8.5.
+    """
+    tree = {"version": version, "type": 62, "schema_id": 0, "table_id": -1, "old_table_id": 0}
+    rest = {"old_schema_id": 0, "regenerate_schema_map": ends, "affected_options": None}
+    return meta_string_key(b"Diff:%d" % version), _as_go(tree | rest)
+
+
+def flashback_job(job_id: int, start_ts: int, *, state: int) -> tuple[bytes, bytes]:
+    """Return the record of a finished job of FLASHBACK CLUSTER: state 6 is synced, 5 cancelled."""
+    arguments = [start_ts - 5, {}, True, "ON", "OFF", 3, start_ts + 1, start_ts + 2, "ON", []]
+    info = {"DBInfo": None, "TableInfo": None, "FinishedTS": 0, "MultipleTableInfos": None}
+    tree = {"id": job_id, "type": 62, "schema_id": 0, "table_id": 0, "schema_name": "", "table_name": ""}
+    tree |= {"state": state, "err": None, "raw_args": arguments, "schema_state": 5, "start_ts": start_ts}
+    tree |= {"query": "FLASHBACK CLUSTER TO TIMESTAMP '2026-01-02 03:04:05'", "version": 1}
+    tree |= {"binlog": {"SchemaVersion": 0, **info}, "reorg_meta": None}
+    tree |= {"involving_schema_info": [{"database": "*", "table": "*"}]}
+    return meta_hash_key(JOB_HISTORY, encode_uint(job_id)), _as_go(tree)
+
+
+def _as_go(tree: dict[str, Any]) -> bytes:
+    return json.dumps(tree, separators=(",", ":")).encode()

@@ -9,6 +9,7 @@ garbage collection has removed are older than any row that will still come.
 """
 
 import logging
+import re
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,13 +22,15 @@ import pyarrow as pa
 from penstock.errors import Corrupt, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion, rewritten_columns
 from penstock.eventstore.sides import refusal
-from penstock.tables.ddl_jobs import DdlJob
+from penstock.tables.ddl_jobs import FLASHBACK_CLUSTER, DdlJob
 from penstock.tables.keys import META_HASH, META_PREFIX, decode_meta_key, meta_hash_prefix, prefix_end
 from penstock.tables.meta import (
     DATABASES,
     JOB_HISTORY,
+    SCHEMA_DIFFS,
     database_field,
     parse_json,
+    read_diff,
     read_job_record,
     read_table,
 )
@@ -56,6 +59,8 @@ _DATABASE_LIST = meta_hash_prefix(DATABASES)
 _JOB_LIST = meta_hash_prefix(JOB_HISTORY)
 _DATABASE_FIELD = database_field(0)[:-1]
 _TABLE_FIELD = b"Table:"
+_DIFFS = META_PREFIX + SCHEMA_DIFFS
+_FLASHBACK = re.compile(rb'"type":\s*%d\b' % FLASHBACK_CLUSTER)
 
 
 class TableDescription(NamedTuple):
@@ -179,6 +184,8 @@ class SchemaHistory:
         self._ddl_times: list[int] = []  # of all tables, sorted
         self._parted: set[int] = set()  # physical ids that a table does not have in all of its versions
         self._rewriting: set[int] = set()  # physical ids that had a version in which a column is rewritten
+        self._flashbacks: list[int] = []  # when FLASHBACK CLUSTER began, or ended; sorted
+        self._cancelled: list[tuple[int, int]] = []  # when such a job began and was recorded that did nothing
 
     def consume_kv_events(self, raw: pa.RecordBatch, finish: Callable[[], None]) -> bool:
         """Take changes of meta keys. Always return False: they are read again from the store at a restart."""
@@ -191,7 +198,21 @@ class SchemaHistory:
                     self._add_version(commit_ts, description)
                 elif description is not None:
                     self._databases.add(commit_ts, description)
+                elif value is not None and _FLASHBACK.search(value):
+                    self._add_flashback(commit_ts, key, value)
         return False
+
+    def _add_flashback(self, commit_ts: int, key: bytes, value: bytes) -> None:
+        """Record a step of FLASHBACK CLUSTER.
+
+        TiDB writes a schema diff before it locks the cluster, and so before any row goes back.
+        """
+        job = read_job(key, value)
+        diff = read_diff(value) if key.startswith(_DIFFS) else None
+        if diff is not None and diff.type == FLASHBACK_CLUSTER and commit_ts not in self._flashbacks:
+            insort(self._flashbacks, commit_ts)
+        if job is not None and job.type == FLASHBACK_CLUSTER and not job.succeeded:
+            self._cancelled.append((job.start_ts, commit_ts))
 
     def advance_resolved_ts(self, ts: int) -> None:
         """Record that every change up to `ts` has been taken."""
@@ -254,6 +275,23 @@ class SchemaHistory:
                 and before.table.is_rewriting
                 and rewritten_columns(before.table, after.table)
             ]
+
+    def flashback(self, table_id: int, from_ts: int) -> int:
+        """Return the first FLASHBACK CLUSTER after `from_ts` that took back rows of a table; 0 without one.
+
+        One that runs counts. One that was cancelled does not, as soon as that is known.
+        """
+        if not self._flashbacks:
+            return 0
+        with self._lock:
+            created_ts = min((version.since_ts for version in self._versions_of(table_id)), default=0)
+            found = (
+                ts
+                for ts in self._flashbacks
+                if max(from_ts, created_ts) < ts <= self._resolved_ts
+                and not any(start_ts < ts <= end_ts for start_ts, end_ts in self._cancelled)
+            )
+            return next(found, 0)
 
     def ended_ts(self, table_id: int) -> int:
         """Return when the physical table was dropped, truncated or replaced; 0 while it exists.

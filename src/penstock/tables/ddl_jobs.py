@@ -31,6 +31,8 @@ class DdlAction(IntEnum):
     RENAME_TABLE = 14
 
 
+FLASHBACK_CLUSTER = 62
+"""TiDB's number of the action that takes back the rows of all tables at once."""
 _GONE = frozenset({DdlAction.DROP_SCHEMA, DdlAction.DROP_TABLE, DdlAction.DROP_COLUMN, DdlAction.DROP_INDEX})
 _UNUSED = {
     **dict.fromkeys(("err", "raw_args", "reorg_meta", "multi_schema_info")),

@@ -24,6 +24,7 @@ NEXT_GLOBAL_ID = b"NextGlobalID"
 SCHEMA_VERSION = b"SchemaVersionKey"
 DATABASES = b"DBs"
 JOB_HISTORY = b"DDLJobHistory"
+SCHEMA_DIFFS = b"Diff:"
 ACCOUNTS = b"PenstockAccounts"
 RUNNING_JOBS = b"PenstockRunningJobs"
 
@@ -112,7 +113,7 @@ class MetaReader:
 
     def diff(self, version: int) -> SchemaDiff | None:
         """Return what the schema change of that version did."""
-        value = self._view.get(meta_string_key(b"Diff:%d" % version))
+        value = self._view.get(meta_string_key(SCHEMA_DIFFS + b"%d" % version))
         return None if value is None else SchemaDiff.from_json(parse_json(value))
 
     def fields(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -181,7 +182,7 @@ class MetaWriter(MetaReader):
 
     def put_diff(self, diff: SchemaDiff) -> None:
         """Write what a version of the schema changed."""
-        self._txn.put(meta_string_key(b"Diff:%d" % diff.version), _text(diff.to_json()))
+        self._txn.put(meta_string_key(SCHEMA_DIFFS + b"%d" % diff.version), _text(diff.to_json()))
 
     def put_running_job(self, job: RunningJob) -> None:
         """Write a job that still runs."""
@@ -235,6 +236,14 @@ def read_table(table_id: int, value: bytes) -> TableInfo:
     except Corrupt as error:
         return TableInfo.without_columns(table_id, {}, str(error))
     return TableInfo.describe(table_id, tree)
+
+
+def read_diff(value: bytes) -> SchemaDiff | None:
+    """Decode what a version of the schema changed; None when it is damaged: nobody needs an old one."""
+    try:
+        return SchemaDiff.from_json(parse_json(value))
+    except (Corrupt, KeyError, TypeError):
+        return None
 
 
 def read_job_record(value: bytes) -> DdlJob | None:

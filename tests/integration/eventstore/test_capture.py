@@ -38,6 +38,7 @@ from penstock.tables.keys import record_range
 from penstock.tables.meta import table_key
 from support.capture import CaptureProcess
 from support.events import replay_objects
+from support.metaevents import flashback_diff, flashback_job
 from support.oddtables import add_description, put_description, tidb_like, with_type
 
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
@@ -720,6 +721,50 @@ async def test_changes_that_an_older_copy_of_storage_lacks_are_pulled_again(
         assert sorted(row["id"] for row in found.values()) == list(range(1, 60))
         assert told(caplog).count("storage is older than the log; changes are pulled again") == 1
         assert "table left out: its history is lost" not in told(caplog)
+
+
+async def put_meta(b: Bench, key: bytes, value: bytes) -> None:
+    def write() -> None:
+        with b.client.begin() as txn:
+            txn.put(key, value)
+
+    await b.do(write)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_table_is_not_captured_past_a_flashback_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    monkeypatch.setattr("penstock.eventstore.capture.capture._LOOK_EVERY_S", 0.2)
+    async with bench(tmp_path) as b:
+        table_id = (await b.do(b.db.create_table, "shop.t", COLUMNS)).id
+        await b.insert("shop.t", [{"id": 1, "name": "x"}])
+        capture = await b.capture()
+        before_ts = await b.flushed(table_id)
+        await put_meta(b, *flashback_diff(1000))
+        await b.do(lambda: b.db.table("shop.t").delete([1]))  # stands for what TiKV may send of it
+        after_ts = await b.do(b.client.timestamp)
+        await until(lambda: capture.tables == set())
+        (refusal,) = capture.refusals()
+        assert "FLASHBACK CLUSTER takes rows back" in refusal.reason
+        assert "rebuild targets" in refusal.reason
+        assert "remove its folder" in refusal.reason
+        assert (
+            before_ts <= load(b.storage, paths.table_root(table_id)).flushed_ts < refusal.since_ts < after_ts
+        )
+        fresh = (await b.do(b.db.create_table, "shop.fresh", COLUMNS)).id
+        await until(lambda: capture.tables == {fresh})
+        if cancelled:
+            await put_meta(b, *flashback_job(1001, before_ts, state=5))
+        else:
+            await capture.stop()
+            capture = await b.capture()
+            assert capture.tables == {fresh}
+            assert [each.table_id for each in capture.refusals()] == [table_id]
+            shutil.rmtree(tmp_path / "events" / "tables" / str(table_id))  # as the error says
+        await until(lambda: capture.tables == {fresh, table_id})
+        ts = await b.flushed(table_id)
+        assert replay_objects(b.storage, table_id, ts) == {}
 
 
 @pytest.mark.parametrize("restart", [True, False])

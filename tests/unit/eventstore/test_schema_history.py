@@ -12,6 +12,7 @@ from penstock.tables.define import define_table
 from penstock.tables.keys import meta_hash_key, meta_string_key
 from penstock.tables.meta import DATABASES, JOB_HISTORY, database_field, table_field
 from penstock.tables.schema import DatabaseInfo, TableInfo
+from support.metaevents import flashback_diff, flashback_job
 from support.oddtables import UNKNOWN_TYPE, tidb_meta_changes, with_type
 from support.rawbatches import Change, put, raw
 
@@ -281,3 +282,18 @@ def test_other_meta_keys_are_passed_over() -> None:
     )
     assert list(made.tables_ever()) == []
     assert META_RANGE == (b"m", b"n")
+
+
+def test_a_flashback_of_the_cluster_is_known_before_rows_go_back_and_unless_it_was_cancelled() -> None:
+    begun = put(40, *flashback_diff(7))
+    changes = [described(10, a_table(7)), described(50, a_table(8)), begun, begun]
+    assert history(*changes).flashback(7, 39) == 40
+    assert history(*changes).flashback(7, 40) == 0
+    assert history(*changes).flashback(8, 0) == 0  # it was created later
+    assert history(*changes, resolved_ts=39).flashback(7, 0) == 0
+    done = [put(60, *flashback_diff(8, ends=True)), put(61, *flashback_job(99, 35, state=6))]
+    assert history(*changes, *done).flashback(7, 0) == 40
+    assert history(*changes, *done).flashback(7, 40) == 60
+    cancelled = put(61, *flashback_job(99, 35, state=5))
+    assert history(*changes, cancelled).flashback(7, 0) == 0
+    assert history(*changes, cancelled, put(70, *flashback_diff(9))).flashback(7, 0) == 70

@@ -95,6 +95,7 @@ class _LeftOut(NamedTuple):
     table: CapturedTable
     lost: bool = False
     refusal: Refusal | None = None
+    flashback: bool = False  # a FLASHBACK CLUSTER is the reason; it may be cancelled yet
 
 
 class Capture:
@@ -314,6 +315,8 @@ class Capture:
         for table in known.values():
             if table.refused and table.physical_id in self._subscriptions and self._has_all(table):
                 await self._leave_out(table, table.refused, since_ts=self._refused_ts(table))
+            elif table.physical_id in self._subscriptions and table.physical_id in self.store.tables():
+                await self._check_flashback(table)
         self._left_out = {
             table_id: left_out
             for table_id, left_out in self._left_out.items()
@@ -382,7 +385,7 @@ class Capture:
         if table.refused and self._has_all(table):  # the log may have changes from before, which are flushed
             await self._leave_out(table, table.refused, since_ts=self._refused_ts(table))
             return
-        if await self._check_history(table, rows.resolved_ts):
+        if await self._check_flashback(table) or await self._check_history(table, rows.resolved_ts):
             return
         self._subscriptions[table.physical_id] = await self._clients.puller.subscribe(
             KeySpan(table.physical_id, *record_range(table.physical_id)),
@@ -410,6 +413,22 @@ class Capture:
                 "waiting for the load of a table",
                 extra={"table": f"{table.database}.{table.table.name}", "table_id": table.physical_id},
             )
+
+    async def _check_flashback(self, table: CapturedTable) -> bool:
+        """Leave a table out whose rows a FLASHBACK CLUSTER takes back; return whether that is so.
+
+        No change stands for such a row, and TiKV may not send it.
+        """
+        ts = self.store.find_flashback(table.physical_id)
+        if not ts:
+            return False
+        reason = (
+            f"FLASHBACK CLUSTER takes rows back from {ts} on, which are not captured; rebuild targets of the"
+            " table, and begin changefeeds of it anew in new directories"
+        )
+        await self._leave_out(table, reason, since_ts=ts, lost=True)
+        self._left_out[table.physical_id] = self._left_out[table.physical_id]._replace(flashback=True)
+        return True
 
     async def _check_history(self, table: CapturedTable, resolved_ts: int) -> bool:
         """Hold back collection for a table; leave it out when changes after its `resolved_ts` may be gone.
@@ -506,8 +525,14 @@ class Capture:
         Another capture, of an earlier release, may still have captured the job log.
         """
         await self._remove_uninvited()
-        for table_id in [table_id for table_id, left_out in self._left_out.items() if left_out.lost]:
-            if await asyncio.to_thread(self._is_removed, table_id):
+        for table_id, left_out in list(self._left_out.items()):
+            refusal = left_out.refusal
+            cancelled = (
+                left_out.flashback
+                and refusal is not None
+                and self.schemas.flashback(table_id, refusal.since_ts - 1) != refusal.since_ts
+            )
+            if cancelled or (left_out.lost and await asyncio.to_thread(self._is_removed, table_id)):
                 self._left_out.pop(table_id, None)
         forgotten = [
             table_id

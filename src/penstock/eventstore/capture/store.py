@@ -170,6 +170,7 @@ class EventStore:
                 resolved_ts=self._wal.cover(table_id).resolved_ts,
                 changed_ts=ownership.state.changed_ts,
                 rewritten_ts=max(flushed_ts, ownership.state.oldest_ts) if self._holds_rewrites else TS_MAX,
+                begun_ts=self._begun_ts(table_id, ownership.state) if self._holds_rewrites else TS_MAX,
                 incomplete=self._holds_first_scans and not flushed_ts,
                 recovered=self._recovered.pop(table_id, ()),
                 admit=self._admit,
@@ -179,6 +180,14 @@ class EventStore:
             self._tables[table_id] = OwnedTable(table, ownership, index)
         self._wal.mark_flushed(table_id, flushed_ts)
         return table
+
+    def _begun_ts(self, table_id: int, state: ManifestState) -> int:
+        """Return a timestamp up to which the captured changes are complete, whatever happened to the cluster.
+
+        The first scan of a table without changes comes now. How old the log is nobody knows; its objects do.
+        """
+        fresh = not max(state.flushed_ts, self._wal.cover(table_id).resolved_ts)
+        return self.schemas.resolved_ts() if fresh else max(state.flushed_ts, state.oldest_ts)
 
     def _join_log(self, table_id: int, state: ManifestState) -> None:
         """Make the log hold only changes of a table that follow its objects and can be read."""
@@ -289,6 +298,10 @@ class EventStore:
     def _complete_ts(self, rows: TableLog) -> int:
         """Return how far a flush would reach."""
         return min(rows.resolved_ts, self._flusher.storable_ts(rows))
+
+    def find_flashback(self, table_id: int) -> int:
+        """Return the FLASHBACK CLUSTER past which a table cannot be captured; 0 without one."""
+        return self.schemas.flashback(table_id, self._find_owned(table_id).rows.begun_ts)
 
     def find_rewrite(self, table_id: int) -> int:
         """Return the first rewrite whose values are not stored, when every change up to it is; else 0.

@@ -124,6 +124,7 @@ class TableLog:
         resolved_ts: int,
         changed_ts: int = 0,
         rewritten_ts: int = TS_MAX,
+        begun_ts: int = TS_MAX,
         incomplete: bool = False,
         recovered: Iterable[LoggedBatch] = (),
         admit: Callable[[], None],
@@ -142,6 +143,7 @@ class TableLog:
         self._resolved_ts = max(flushed_ts, resolved_ts)
         self._changed_ts = changed_ts
         self._rewritten_ts = rewritten_ts
+        self.begun_ts = begun_ts  # a FLASHBACK CLUSTER up to then is among the changes of the first scan
         self._incomplete = incomplete
         self._disowned = False
         self._held: list[LoggedBatch] = []

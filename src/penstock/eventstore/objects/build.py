@@ -76,6 +76,9 @@ class Schemas(Protocol):
         Only the times that are known so far.
         """
 
+    def flashback(self, table_id: int, from_ts: int) -> int:
+        """Return the first FLASHBACK CLUSTER after `from_ts` that took back rows of a table; 0 without one."""
+
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """Return the versions in force in (from_ts, to_ts], by time, from the one at its start on.
 

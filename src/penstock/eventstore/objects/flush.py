@@ -172,14 +172,15 @@ class Flusher:
     def storable_ts(self, rows: TableLog) -> int:
         """Return how far a table's changes can be kept: as its schemas allow, and not past a rewrite.
 
-        A rewritten column has its values in every row, and they may not have come as changes. It is 0 until
-        the rows are stored that the first scan left out.
+        A rewritten column has its values in every row, and they may not have come as changes; nor may the
+        rows that a FLASHBACK CLUSTER took back. It is 0 until the rows are stored that the first scan left
+        out.
         """
         if rows.incomplete:
             return 0
         upto = self.schemas.storable_ts(rows.table_id)
-        pending = self.find_rewrite(rows)
-        return min(upto, pending - 1) if pending else upto
+        pending = self.find_rewrite(rows), self.schemas.flashback(rows.table_id, rows.begun_ts)
+        return min([upto, *(ts - 1 for ts in pending if ts)])
 
     def find_rewrite(self, rows: TableLog) -> int:
         """Return the first rewrite whose values are not stored yet; 0 when there is none."""
