@@ -127,7 +127,13 @@ class _ModelSource:
             view=cast("Any", None), from_ts=from_ts, to_ts=to_ts, schema=schema, rows=0, nbytes=0
         )
 
-    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(
+        self,
+        scan: TableScan,
+        columns: Collection[str] | None,
+        *,
+        impossible_dates: bool = False,  # noqa: ARG002 - as the Protocol
+    ) -> ChangesHandle:
         """Open a scan."""
 
         def batches() -> Iterator[ChangeBatch]:

@@ -194,7 +194,9 @@ class WorldSource:
         self.scans.append(scan)
         return scan
 
-    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(
+        self, scan: TableScan, columns: Collection[str] | None, *, impossible_dates: bool = False
+    ) -> ChangesHandle:
         """Open a scan with some columns; record the call in `opens`."""
         self.fault("open")
         self.opens.append((scan, columns))
@@ -204,7 +206,12 @@ class WorldSource:
             versions = self.world.schemas.versions(self.world.ids[0], scan.from_ts, scan.to_ts)
             names = sorted(list_read_columns(versions, scan.schema, [*keys, *columns]))
         handle = collect_changes(
-            scan.view, scan.from_ts, scan.to_ts, columns=names, batch_rows=self.batch_rows
+            scan.view,
+            scan.from_ts,
+            scan.to_ts,
+            columns=names,
+            batch_rows=self.batch_rows,
+            impossible_dates=impossible_dates,
         )
         return ChangesHandle(batch for batch in self._watch(handle))
 

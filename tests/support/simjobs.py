@@ -100,7 +100,9 @@ class SimTables:
         """Not asked here: the simulated scheduler knows the commits."""
         raise NotImplementedError
 
-    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(
+        self, scan: TableScan, columns: Collection[str] | None, *, impossible_dates: bool = False
+    ) -> ChangesHandle:
         """Not asked here."""
         raise NotImplementedError
 

@@ -51,17 +51,20 @@ _DEFAULTS = ChangeOptions()
 
 
 def _hide_impossible_dates(batches: Batches, options: ChangeOptions) -> Batches:
+    """Yield batches with null for dates that no calendar has, unless the reader keeps them."""
     with closing(batches):
         for batch in batches:
             data, of_data = hide(batch.data)
             tombstones, of_tombstones = hide(batch.tombstones)
             hidden = {*of_data, *of_tombstones}
             if hidden:
-                metrics.CHANGES_HIDDEN_DATES_TOTAL.inc()
-                log_columns(batch.schema.name, hidden)
+                if not options.impossible_dates:
+                    metrics.CHANGES_HIDDEN_DATES_TOTAL.inc()
+                    log_columns(batch.schema.name, hidden)
                 if options.whole_keys and batch.hint is not Hint.SNAPSHOT:
                     _check_keys(batch, hidden)
-                batch = replace(batch, data=data, tombstones=tombstones)  # noqa: PLW2901 - the same batch without them
+                if not options.impossible_dates:
+                    batch = replace(batch, data=data, tombstones=tombstones)  # noqa: PLW2901 - the same batch without them
             yield batch
 
 
@@ -91,7 +94,8 @@ class ChangesHandle:
     """
 
     def __init__(self, batches: Batches, options: ChangeOptions = _DEFAULTS) -> None:
-        self._batches = batches if options.impossible_dates else _hide_impossible_dates(batches, options)
+        looks = options.whole_keys or not options.impossible_dates
+        self._batches = _hide_impossible_dates(batches, options) if looks else batches
         self._ended = False
         self._failure: Exception | None = None
 

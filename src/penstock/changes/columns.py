@@ -1,9 +1,14 @@
-"""The columns that a reader of changes gets: the key's columns first, `_commit_ts` last. Pure."""
+"""The columns that a reader of changes gets: the key's columns first, `_commit_ts` last. Pure.
+
+Beside system columns, a column of the table that has the name of one is escaped (`arrow_name`). Consumers of
+jobs get every column of the table by its own name; a system column of that name is escaped instead.
+"""
 
 from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
+from penstock.errors import Invalid
 from penstock.eventstore.schema_version import Projection, SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS, HANDLE, side_schema
 from penstock.tables.arrow import arrow_name, scan_schema, shown_name
@@ -36,9 +41,41 @@ def choose_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schem
     return pa.schema([fields.field(name) for name in (*keys, *others)])
 
 
+def own_columns(table: TableInfo, chosen: Collection[str] | None) -> pa.Schema:
+    """Return the columns of `choose_columns` by the names that the table gives them.
+
+    Raises Invalid when the table has no primary key, so that `_handle` identifies its rows, and a column of
+    that name.
+    """
+    columns = choose_columns(table, chosen)
+    found = pa.schema([field.with_name(shown_name(field.name)) for field in columns])
+    if HANDLE in columns.names and HANDLE in {name.lower() for name in found.names[1:]}:
+        raise Invalid(
+            f"table {table.name} has no primary key and a column {HANDLE}, by which rows of such tables are"
+            " identified; select other columns for the job with --column, or give the table a primary key"
+        )
+    return found
+
+
+def own_key_names(table: TableInfo) -> tuple[str, ...]:
+    """Return the columns of `key_names` by the names that the table gives them."""
+    return tuple(map(shown_name, key_names(table)))
+
+
+def free_name(name: str, columns: pa.Schema) -> str:
+    """Return the name of a system column beside others: with a space after it where one of them has it."""
+    return f"{name} " if name in {other.lower() for other in columns.names} else name
+
+
 def with_commit_ts(columns: pa.Schema) -> pa.Schema:
     """Return columns with `_commit_ts` after them, as changes have them."""
-    return columns.append(pa.field(COMMIT_TS, pa.int64(), nullable=False))
+    return columns.append(pa.field(free_name(COMMIT_TS, columns), pa.int64(), nullable=False))
+
+
+def with_deleted(columns: pa.Schema) -> pa.Schema:
+    """Return columns with `_commit_ts` and `_deleted` after them, as net changes have them."""
+    marked = with_commit_ts(columns)
+    return marked.append(pa.field(free_name(DELETED, columns), pa.bool_(), nullable=False))
 
 
 def list_read_columns(

@@ -142,7 +142,7 @@ def coalesce_by_key(
     what `changes` raises, and OSError when the disk fails.
     """
     begun = with_commit_ts(columns)
-    ended = pa.schema([begun.field(name) for name in (*keys, COMMIT_TS)])
+    ended = pa.schema([*(begun.field(name) for name in keys), begun[-1]])
     upserts = SpillTable(begun, scratch / "upserts.arrow", memory_bytes=memory_bytes)
     deletes = SpillTable(ended, scratch / "deletes.arrow", memory_bytes=memory_bytes)
     try:
@@ -175,9 +175,10 @@ def last_changes(
 ) -> tuple[Mask, Mask]:
     """Return which rows of deletes, and of upserts, are the last change of their keys. Pure.
 
+    The last column of each is `_commit_ts`.
     Keys are compared in as many parts as keep what is needed at once within about `memory_bytes`.
     """
-    deletes, upserts = (side.select([*keys, COMMIT_TS]) for side in sides)
+    deletes, upserts = (side.select([*keys, side.schema.names[-1]]) for side in sides)
     masks = np.zeros(deletes.num_rows, np.bool_), np.zeros(upserts.num_rows, np.bool_)
     needed = _NUMBERING * (deletes.nbytes + upserts.nbytes)
     parts = min(_PARTS_MAX, -(-needed // memory_bytes))
@@ -211,8 +212,8 @@ def _last_of_each(deletes: pa.Table, upserts: pa.Table, keys: Sequence[str]) -> 
     rows = pa.concat_tables([deletes, upserts])
     numbers = _number_keys([rows.column(name) for name in keys])
     count = _count(numbers)
-    ended = _Side.of(numbers[: deletes.num_rows], deletes.column(COMMIT_TS))
-    begun = _Side.of(numbers[deletes.num_rows :], upserts.column(COMMIT_TS))
+    ended = _Side.of(numbers[: deletes.num_rows], deletes.columns[-1])
+    begun = _Side.of(numbers[deletes.num_rows :], upserts.columns[-1])
     last_t, last_d = ended.last(count), begun.last(count)
     is_there = _ends_with_data(ended, last_t, begun, last_d)
     return last_t[~is_there], last_d[is_there]

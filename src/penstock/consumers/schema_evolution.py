@@ -20,7 +20,6 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import Corrupt
-from penstock.eventstore.sides import HANDLE
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.schema_changes import fits
 from penstock.tables.decoding.decoder import origin_scalar
@@ -225,7 +224,7 @@ class ArrowColumns:
         kind = self.schema.field(name).type
         return (
             pa.scalar(None, kind)
-            if name == HANDLE
+            if self.ids[name] == HANDLE_ID
             else _cast(hide_scalar(origin_scalar(self._infos[name])), kind)
         )
 

@@ -177,10 +177,13 @@ class ScanSource(Protocol):
         table is not captured.
         """
 
-    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(
+        self, scan: TableScan, columns: Collection[str] | None, *, impossible_dates: bool = False
+    ) -> ChangesHandle:
         """Open the coalesced changes of a scan. Blocks.
 
-        `columns` are read beside those of the primary key; None reads all.
+        `columns` are read beside those of the primary key; None reads all. Dates that no calendar has are
+        null, unless `impossible_dates` keeps them.
         """
 
     async def hold(self, needed: Mapping[int, int]) -> None:

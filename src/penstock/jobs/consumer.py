@@ -92,7 +92,11 @@ class DataRetriever(Protocol):
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of `inserts` without `_commit_ts`; the primary key's come first."""
+        """The columns of `inserts` without `_commit_ts`; the primary key's come first.
+
+        They have the names that the table gives them. Where it has a column `_commit_ts` or `_deleted`
+        itself, the system column of that name, which is at the end, has a space after its name.
+        """
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -361,6 +365,14 @@ _OURS = {
 }
 BUILT_IN = frozenset(_OURS)
 """The short names of the consumers that come with Penstock."""
+
+
+def keeps_impossible_dates(info: ConsumerInfo) -> bool:
+    """Return whether batches for a consumer keep dates that no calendar has; the others have null.
+
+    They are in the form of `tables.impossible_dates`. A DataFrame has null.
+    """
+    return info.consumer == "kv"
 
 
 def consumer_names() -> list[str]:

@@ -65,13 +65,14 @@ def json_columns(table: "TableInfo") -> frozenset[str]:
     return frozenset(shown_name(arrow_name(column)) for column in found)
 
 
-def spark_schema(schema: pa.Schema, variants: Collection[str] = ()) -> StructType:
+def spark_schema(schema: pa.Schema, variants: Collection[str] = (), *, own_names: bool = True) -> StructType:
     """Return the schema that Spark declares for batches of an Arrow schema: columns have their own names.
 
+    Without `own_names` they keep those of the Arrow schema.
     Those of `variants`, which hold JSON, are VARIANT. Raises Invalid when a column of the table and a system
     column have one name.
     """
-    names = [shown_name(name) for name in schema.names]
+    names = [shown_name(name) if own_names else name for name in schema.names]
     for name in names:
         if names.count(name) > 1:
             raise Invalid(
@@ -116,7 +117,9 @@ def as_declared(batches: Iterable[pa.RecordBatch], declared: StructType) -> Iter
     variants = [field.name for field in declared if isinstance(field.dataType, VariantType)]
     for stored in batches:
         if stored.num_rows:
-            batch = stored.rename_columns([shown_name(name) for name in stored.schema.names])
+            batch = stored
+            if stored.schema.names != expected.names:
+                batch = stored.rename_columns([shown_name(name) for name in stored.schema.names])
             for name in variants:
                 from penstock.columnar.variant import encode_json  # imports pandas, as pa.array does
 

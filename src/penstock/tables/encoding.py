@@ -239,7 +239,7 @@ def encode_batch(table: TableInfo, batch: pa.RecordBatch, *, start_ts: int) -> E
     handles = _handles(primary, columns[primary.id])
     stored = sorted((column for column in table.stored_columns if column != primary), key=lambda one: one.id)
     cells = [
-        _check_cells(column, columns[column.id])
+        array_cells(column, columns[column.id])
         if column.id in columns
         else _default_cells(column, len(batch), start_ts)
         for column in stored

@@ -583,7 +583,7 @@ def _is_option(tokens: Sequence[_Token], at: int, depth: int) -> bool:
 
 
 def _value_end(tokens: Sequence[_Token], at: int) -> int:
-    """Return the place of the last token of an option's value: `name [=] [sign] value` or `name [=] (...)`."""
+    """Return the last token of an option's value: `name [=] [sign] value` or `name [=] (...)`."""
     at += 1
     at += _text(tokens, at) == "="
     at += _text(tokens, at) in {"+", "-"}

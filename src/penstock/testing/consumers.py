@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.changes.columns import DELETED, choose_columns, key_names, with_commit_ts
+from penstock.changes.columns import own_columns, own_key_names, with_commit_ts, with_deleted
 from penstock.clock import compose_ts
 from penstock.errors import Invalid
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.eventstore.sides import COMMIT_TS, HANDLE
+from penstock.eventstore.sides import HANDLE
 from penstock.jobs.consumer import DataType, JobContext, Retrieved
 from penstock.jobs.job import JobId, JobKey
 from penstock.jobs.spec import ConsumerInfo
@@ -77,7 +77,7 @@ class ListRetriever:
     @property
     def keys(self) -> tuple[str, ...]:
         """The columns that identify a row."""
-        return key_names(self.schema.table)
+        return own_key_names(self.schema.table)
 
     def again(self) -> "ListRetriever":
         """Return a retriever of the same changes, for a repeated iteration."""
@@ -110,12 +110,13 @@ class ListRetriever:
     def net(self) -> pa.Table:
         """Return one row for each changed key, the rows of `dataframe`."""
         last: dict[Key, Row] = {}
+        schema = with_deleted(self.columns)
+        commit_ts, deleted = schema.names[-2:]
         for inserts, deletes in self.batches:
-            gone = [{**row, DELETED: True} for row in deletes.to_pylist()]
-            come = [{**row, DELETED: False} for row in inserts.to_pylist()]
-            for row in sorted(gone + come, key=lambda row: (row[COMMIT_TS], not row[DELETED])):
+            gone = [{**row, deleted: True} for row in deletes.to_pylist()]
+            come = [{**row, deleted: False} for row in inserts.to_pylist()]
+            for row in sorted(gone + come, key=lambda row: (row[commit_ts], not row[deleted])):
                 last[tuple(row[name] for name in self.keys)] = row
-        schema = with_commit_ts(self.columns).append(pa.field(DELETED, pa.bool_(), nullable=False))
         return pa.Table.from_pylist(list(last.values()), schema)
 
     def update_watermark(self, txn: "Transaction") -> None:
@@ -153,13 +154,14 @@ class SourceModel:
             if key not in puts and self.versions.last(key) is not None:
                 self.versions.write(self.ts, key, None)
         for key, row in puts.items():
-            row.pop(HANDLE, None)
+            if not self.table.primary_key:
+                row.pop(HANDLE, None)
             self.versions.write(self.ts, key, row)
         return self.ts
 
     def _key(self, row: Mapping[str, object]) -> Key:
-        names = key_names(self.table)
-        if names == (HANDLE,):
+        names = own_key_names(self.table)
+        if not self.table.primary_key:
             return (row.get(HANDLE) or encode_handle(next(self._handles)),)
         return tuple(row[name] for name in names)
 
@@ -189,7 +191,7 @@ class SourceModel:
         for _ in range(commits):
             live = self.versions.live()
             rows = [make(self.table, mix.randrange(numbers), mix) for _ in range(mix.randrange(4))]
-            if key_names(self.table) == (HANDLE,):
+            if not self.table.primary_key:
                 rows += [{**make(self.table, 0, mix), HANDLE: key[0]} for key in _some(live, mix)]
             self.commit(*rows, delete=_some(live, mix))
         return self.ts
@@ -211,7 +213,7 @@ class SourceModel:
         again in the same commit.
         """
         schema = next(schema for schema in reversed(self._schemas) if schema.since_ts <= to_ts)
-        chosen = choose_columns(schema.table, columns)
+        chosen = own_columns(schema.table, columns)
         steps = self._rows_at(to_ts) if from_ts == 0 else self._changes(from_ts, to_ts, ends_of_updates)
         batches = [_sides(part, schema.table, chosen) for part in _batches(steps, batch_rows)]
         kind = DataType.SNAPSHOT if from_ts == 0 else DataType.TAIL
@@ -261,20 +263,23 @@ def _some(keys: Sequence[Key], mix: random.Random) -> list[Key]:
 def _sides(
     steps: Sequence[Step], table: TableInfo, columns: pa.Schema
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    names = key_names(table)
+    names = own_key_names(table)
+    begun = with_commit_ts(columns)
+    commit_ts = begun.names[-1]
     inserts = [
-        {**in_schema(step.row, table), **dict(zip(names, step.key, strict=True)), COMMIT_TS: step.ts}
+        {**in_schema(step.row, table), **dict(zip(names, step.key, strict=True)), commit_ts: step.ts}
         for step in steps
         if step.row is not None
     ]
     deletes = [
-        {**dict(zip(names, step.key, strict=True)), COMMIT_TS: step.ts} for step in steps if step.row is None
+        {**dict(zip(names, step.key, strict=True)), commit_ts: step.ts} for step in steps if step.row is None
     ]
-    return _batch(inserts, with_commit_ts(columns)), _batch(deletes, _delete_schema(columns, names))
+    return _batch(inserts, begun), _batch(deletes, _delete_schema(columns, names))
 
 
 def _delete_schema(columns: pa.Schema, keys: Sequence[str]) -> pa.Schema:
-    return with_commit_ts(pa.schema([columns.field(name) for name in keys]))
+    begun = with_commit_ts(columns)
+    return pa.schema([*(begun.field(name) for name in keys), begun[-1]])
 
 
 def _batch(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock import eventloop
-from penstock.changes.columns import choose_columns, key_names
+from penstock.changes.columns import choose_columns, key_names, own_columns
 from penstock.changes.limits import ReadLimit
 from penstock.clock import SYSTEM, Clock
 from penstock.columnar.row_hash import Hashes
@@ -29,7 +29,7 @@ from penstock.columnar.spill_queue import SpillTable
 from penstock.errors import Fenced, Invalid, Unavailable
 from penstock.follow.source import ScanSource, TableScan
 from penstock.jobs.api import Jobs, consumer_of
-from penstock.jobs.consumer import Comparable, Consumer, is_comparable, secrets_of
+from penstock.jobs.consumer import Comparable, Consumer, is_comparable, keeps_impossible_dates, secrets_of
 from penstock.jobs.job import ErrorCode, Job, JobId, JobState
 from penstock.kv import Transaction
 from penstock.kv.transact import transact
@@ -303,9 +303,11 @@ class Verifier:
     def _rows(self, snapshot: _SourceSnapshot) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the source at the target's watermark, as the consumer gets them."""
         columns = self._columns(snapshot)
-        with self._source.open(snapshot.scan, columns.names) as changes:
+        names = choose_columns(snapshot.scan.schema.table, self._job.spec.detail.consumer.columns).names
+        dates = keeps_impossible_dates(self._job.spec.detail.consumer)
+        with self._source.open(snapshot.scan, names, impossible_dates=dates) as changes:
             for batch in self._check_batches(changes):
-                yield batch.data.select(columns.names).cast(columns)
+                yield batch.data.select(names).rename_columns(columns.names).cast(columns)
 
     def _check_batches(self, batches: Iterator[T]) -> Iterator[T]:
         """Yield batches; ask `proceed` before each."""
@@ -314,7 +316,7 @@ class Verifier:
             yield batch
 
     def _columns(self, snapshot: _SourceSnapshot) -> pa.Schema:
-        return choose_columns(snapshot.scan.schema.table, self._job.spec.detail.consumer.columns)
+        return own_columns(snapshot.scan.schema.table, self._job.spec.detail.consumer.columns)
 
     def _report(
         self, snapshot: _SourceSnapshot, comparison: Comparison

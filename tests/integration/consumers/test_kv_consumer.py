@@ -3,6 +3,7 @@
 import random  # noqa: TID251 - seeded
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,9 @@ from penstock.jobs.job import JobId
 from penstock.kv import Client
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.settings import Settings
-from penstock.tables import Catalog, Index, alter
+from penstock.tables import Catalog, Index, alter, impossible_dates
+from penstock.tables.arrow import arrow_type
+from penstock.tables.columns import ColumnInfo
 from penstock.tables.define import define_table
 from penstock.testing.consumers import SourceModel, job_context
 from penstock.verify.compare import Comparison, Counts
@@ -226,6 +229,50 @@ def compared(job: Job, data: Any, folder: Path) -> tuple[Counts, pa.Table, pa.Ta
             removed.append(part.removed)
             put += [each.filter(pa.array(np.isin(comparison.key_hashes(each), part.put))) for each in batches]
     return counts, pa.Table.from_batches(put, data.columns), pa.concat_tables(removed)
+
+
+DATES = ["2024-02-31", "2024-00-00", "0000-00-00", "2024-02-29"]
+CLOCKS = {"d": "", "at": " 01:02:03.500", "utc": " 01:02:03"}
+
+
+@pytest.mark.parametrize("key", [["id"], ["d"]], ids=["id", "date"])
+def test_dates_that_no_calendar_has_are_carried_over(
+    job: Job, db: Catalog, copies: str, key: list[str]
+) -> None:
+    columns = [("id", "bigint"), ("d", "date"), ("at", "datetime(3)"), ("utc", "timestamp")]
+    source = SourceModel(replace(define_table("items", columns, primary_key=key), id=1))
+    source.commit(*({**dict.fromkeys([name for name, _ in columns]), "id": n, "d": None} for n in range(4)))
+    data = source.retriever(0, source.ts)
+    table = source.table
+    texts = {name: [day + rest for day in DATES] for name, rest in CLOCKS.items()}
+    arrays = {name: parsed(table.column(name), texts[name]) for name in texts}
+    arrays |= {"id": pa.array(range(4)), "_commit_ts": pa.array([source.ts] * 4)}
+    inserts = data.batches[0][0].schema.empty_table()
+    whole = pa.RecordBatch.from_arrays([arrays[name] for name in inserts.schema.names], schema=inserts.schema)
+    data.batches[:] = [(whole, data.batches[0][1].slice(0, 0))]
+    job.consume(data)
+    target = db.table(f"{copies}.items")
+    keys = DATES if key == ["d"] else range(4)
+    shown = [target.get(one) for one in keys]
+    assert [(row["d"], row["at"]) for row in shown if row is not None][:3] == [
+        (day, f"{day} 01:02:03.500") for day in DATES[:3]
+    ]
+    assert shown[3]["d"] == date(2024, 2, 29)
+    assert str(shown[3]["utc"]) == "2024-02-29 01:02:03+00:00"
+    tail = source.retriever(source.ts, source.ts)
+    gone = whole.slice(0, 2).select([*key, "_commit_ts"])
+    tail.batches[:] = [(whole.slice(0, 0), gone)]
+    job.consume(tail)
+    assert [target.get(one) is None for one in keys] == [True, True, False, False]
+
+
+def parsed(column: ColumnInfo, texts: list[str]) -> pa.Array:
+    kind = arrow_type(column.type)
+
+    def read(values: pa.Array) -> pa.Array:
+        return values.cast(pa.timestamp("us")).cast(kind)
+
+    return impossible_dates.parse(column.type, pa.array(texts), read)
 
 
 @pytest.mark.parametrize("key", ["id bigint", "no key"])

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.changes.columns import own_columns
 from penstock.changes.limits import ReadLimit
 from penstock.errors import StaleRead, Unavailable
 from penstock.follow.scans import scan_snapshot, scan_tail
 from penstock.follow.source import TableScan
 from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.iteration import spark_frame
-from penstock.jobs.iteration.spark_frame import SparkFrames
+from penstock.jobs.iteration.spark_frame import SparkFrames, own_frame
 from penstock.tables import alter
 from penstock.tables.define import define_table
 from penstock.tables.schema import TableInfo
@@ -119,6 +120,42 @@ def _wanted(scan: TableScan) -> Any:
 
 def _plan(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+@pytest.mark.usefixtures("on_executors")
+def test_columns_with_names_of_changes_have_their_own_names(spark: SparkSession, tmp_path: Path) -> None:
+    columns = [("_handle", "bigint"), ("_Commit_Ts", "int"), ("_deleted", "int"), ("_old", "int")]
+    table = define_table("items", columns, primary_key=["_handle", "_deleted"])
+    made = {n: {"_handle": n, "_Commit_Ts": n + 1, "_deleted": 7, "_old": None} for n in range(40)}
+    with ServedWorld(tmp_path, replace(table, id=1)) as world:
+        start = world.commit({**made[1], "_Commit_Ts": 5})
+        world.resolve()
+        world.flush()
+        for rows in (range(30), range(20, 40)):
+            world.commit(*(made[n] for n in rows))
+            world.resolve()
+            world.flush()
+        world.commit(delete=[world.key(made[3])])
+        end = world.resolve()
+        for from_ts in (0, start):
+            with opened(spark, scan_of(world, from_ts, end)) as frame:
+                own = own_frame(frame, table, None)
+                assert own.columns == [
+                    "_handle",
+                    "_deleted",
+                    "_Commit_Ts",
+                    "_old",
+                    "_commit_ts ",
+                    "_deleted ",
+                ]
+                found = own.toArrow().to_pylist()
+            gone = [row for row in found if row.pop("_deleted ")]
+            assert all(row.pop("_commit_ts ") > from_ts for row in found if row not in gone)
+            there = [row for row in found if row not in gone]
+            assert sorted(there, key=lambda row: row["_handle"]) == [made[n] for n in range(40) if n != 3]
+            assert [row["_handle"] for row in gone] == ([3] if from_ts else [])
+    chosen = own_columns(table, ["_old"]).names
+    assert chosen == ["_handle", "_deleted", "_old"]
 
 
 @pytest.mark.parametrize("kind", TABLES)

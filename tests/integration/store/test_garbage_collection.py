@@ -201,7 +201,8 @@ def test_a_running_store_collects_soon_and_again_without_being_asked(
 ) -> None:
     config = tmp_path / "penstock.yaml"
     config.write_text(
-        f"store:\n  gc_life_time_s: 0.2\n  gc_run_interval_s: {interval_s}\nkv:\n  safe_point_refresh_ms: 10\n"
+        f"store:\n  gc_life_time_s: 0.2\n  gc_run_interval_s: {interval_s}\n"
+        "kv:\n  safe_point_refresh_ms: 10\n"
     )
     arguments, tls = [], None
     if secured:

@@ -12,7 +12,6 @@ import pytest
 from penstock import eventloop
 from penstock.consumers.lake.parquet import live_files
 from penstock.errors import Invalid
-from penstock.eventstore.sides import RESERVED
 from penstock.follow.follower import ScanFollower
 from penstock.jobs.api import Jobs
 from penstock.jobs.freshness import FreshnessReader
@@ -21,10 +20,9 @@ from penstock.jobs.spec import JobSpec
 from penstock.tables.keys import meta_string_key
 from penstock.tables.meta import NEXT_GLOBAL_ID, SCHEMA_VERSION
 from support.campaign import length
-from support.historyworld import DEADLINE_S, HistoryWorld, until
+from support.historyworld import DEADLINE_S, HistoryWorld
 from support.jobworld import JobWorld
-from support.tidb_history import GOLDEN, PointTable, TidbRecord, load_record
-from support.tidb_text import expected_rows
+from support.tidb_history import PointTable, TidbRecord
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -48,12 +46,12 @@ class Copies:
         known = {(job.id.table_name, job.id.job): job for job in self._jobs.get_jobs()}
         for table in tables:
             table_id = self._world.db.table_info(table.name, at_ts=ts).id
-            for kind in kinds_of(table):
+            for kind in KINDS:
                 job = known.get((table.name, kind))
                 if job is None or job.key.table_id != table_id:
                     self.register(table, kind, table_id)
         for table in tables:
-            for kind in kinds_of(table):
+            for kind in KINDS:
                 self._wait(job_id(table, kind), ts)
 
     def register(self, table: PointTable, kind: str, table_id: int) -> None:
@@ -95,20 +93,6 @@ class Copies:
         """Read the copy in the cluster."""
         found = self._world.db.table(self.job(table, "kv").spec.detail.consumer.options["table"]).to_arrow()
         return found.select(list(table.stored_columns))
-
-
-def kinds_of(table: PointTable) -> list[str]:
-    """Jobs have NULL for a date that no calendar has, which a NOT NULL column of a kv copy refuses."""
-    return [kind for kind in KINDS if kind != "kv" or not needs_odd_dates(table)]
-
-
-def needs_odd_dates(table: PointTable) -> bool:
-    for place, name in enumerate(table.columns):
-        if name in table.not_null_columns and table.types[place].startswith(("date", "timestamp")):
-            shown = expected_rows(table, [name])
-            if any(row[0] is None for row in shown):
-                return True
-    return False
 
 
 def job_id(table: PointTable, kind: str) -> JobId:
@@ -166,42 +150,8 @@ def test_copies_are_tidbs_tables_at_the_points(tmp_path: Path, first: int, last:
                 ts = world.replay(point)
                 make_room(world)
                 world.catch_up()
-                tables = [table for table in world.comparable(point) if not has_refused_columns(table)]
+                tables = world.comparable(point)
                 copies.follow(tables, ts)
-                for kind, read in (("parquet", copies.read_parquet), ("kv", copies.read_kv)):
-                    chosen = {table.name: table for table in tables if kind in kinds_of(table)}
-                    assert world.compare(read, [(replace(point, tables=chosen), ts)]) == []
-
-
-def has_refused_columns(table: PointTable) -> bool:
-    """Return whether a table has columns that jobs refuse, because changes use their names."""
-    return not RESERVED.isdisjoint(table.columns)
-
-
-def test_a_job_refuses_columns_that_have_names_of_changes_and_names_one(tmp_path: Path) -> None:
-    with world_of_jobs(tmp_path, load_record(str(GOLDEN))) as world:
-        point = world.record.points[1]
-        world.start_capture()
-        ts = world.replay(point)
-        make_room(world)
-        table = point.tables["d1.reserved"]
-        assert has_refused_columns(table)
-        with running(world) as copies:
-            copies.register(table, "parquet", world.db.table_info(table.name, at_ts=ts).id)
-            until(lambda: copies.job(table, "parquet").state is JobState.ERROR, "the job does not stop")
-            assert "column _handle of table reserved" in str(copies.job(table, "parquet").status)
-
-
-def test_a_kv_copy_stops_at_a_date_that_no_calendar_has_where_null_is_not_allowed(tmp_path: Path) -> None:
-    with world_of_jobs(tmp_path, load_record(str(GOLDEN))) as world:
-        point = world.record.points[1]
-        world.start_capture()
-        ts = world.replay(point)
-        make_room(world)
-        world.db.create_database(COPIES)
-        table = point.tables["d1.datepk"]
-        assert needs_odd_dates(table)
-        with running(world) as copies:
-            copies.register(table, "kv", world.db.table_info(table.name, at_ts=ts).id)
-            until(lambda: copies.job(table, "kv").state is JobState.ERROR, "the job does not stop")
-            assert "column d is NOT NULL" in str(copies.job(table, "kv").status)
+                chosen = replace(point, tables={table.name: table for table in tables})
+                for read in (copies.read_parquet, copies.read_kv):
+                    assert world.compare(read, [(chosen, ts)]) == []

@@ -35,10 +35,12 @@ from support.campaign import examples
 
 TABLES = {
     "number": define_table(
-        "items", [("id", "int primary key"), ("name", "varchar(99)"), ("price", "decimal(8,2)")]
+        "items", [("id", "int primary key"), ("name", "varchar(99)"), ("_deleted", "decimal(8,2)")]
     ),
     "pair": define_table(
-        "items", [("a", "varchar(9)"), ("n", "bigint"), ("name", "text")], primary_key=["a", "n"]
+        "items",
+        [("_handle", "varchar(9)"), ("_commit_ts", "bigint"), ("name", "text")],
+        primary_key=["_handle", "_commit_ts"],
     ),
     "no key": define_table("items", [("name", "varchar(99)"), ("at", "datetime(3)"), ("took", "time")]),
 }
@@ -253,7 +255,7 @@ class Target(RuleBasedStateMachine):
         wanted = [
             name for name in there.column_names if name in {*keys, *(each.name for each in table.columns)}
         ]
-        return rows_by_key(there.select(wanted), keys)
+        return rows_by_key(there.select(wanted), keys, hidden="\0" if table.primary_key else "_handle")
 
     def found(
         self, consumer: IndexConsumer, standing: IndexVersion, question: SearchQuery

@@ -29,10 +29,10 @@ from support.postgres import shared_server
 
 TABLES = {
     "number": define_table(
-        "items", [("id", "bigint primary key"), ("name", "varchar(99)"), ("price", "decimal(8,2)")]
+        "items", [("id", "bigint primary key"), ("_commit_ts", "varchar(99)"), ("_deleted", "decimal(8,2)")]
     ),
     "pair": define_table(
-        "items", [("a", "varchar(9)"), ("n", "int"), ("doc", "json")], primary_key=["a", "n"]
+        "items", [("_handle", "varchar(9)"), ("n", "int"), ("doc", "json")], primary_key=["_handle", "n"]
     ),
     "no key": define_table("items", [("name", "varchar(99)"), ("at", "datetime(3)")]),
 }

@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.changes.columns import key_names
-from penstock.jobs.iteration.spark_frame import last_rows, net_schema
+from penstock.changes.columns import key_names, with_deleted
+from penstock.jobs.iteration.spark_frame import last_rows
 from penstock.testing.consumers import SourceModel
 from support.campaign import examples
 from support.itemtables import TABLES, item_table
@@ -29,7 +29,7 @@ def test_the_last_rows_of_parts_are_those_of_the_whole(tmp_path_factory, kind, s
     whole = model.retriever(start, model.ts)
     keys = key_names(model.table)
     found = list(last_rows(batches, keys, tmp_path_factory.mktemp("scratch")))
-    table = pa.Table.from_batches(found, net_schema(whole.columns))
+    table = pa.Table.from_batches(found, with_deleted(whole.columns))
     assert by_key(table, keys) == by_key(whole.net(), keys)
 
 

@@ -48,7 +48,13 @@ class ModelSource:
         view = cast("Any", None)
         return TableScan(view=view, from_ts=from_ts, to_ts=to_ts, schema=schema, rows=0, nbytes=0)
 
-    def open(self, scan: TableScan, columns: Collection[str] | None) -> ChangesHandle:
+    def open(
+        self,
+        scan: TableScan,
+        columns: Collection[str] | None,
+        *,
+        impossible_dates: bool = False,
+    ) -> ChangesHandle:
         def batches() -> Iterator[ChangeBatch]:
             for inserts, deletes in self.model.retriever(0, scan.to_ts, batch_rows=3).batches:
                 shown = [*(columns or ()), "_commit_ts"]

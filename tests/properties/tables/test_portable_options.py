@@ -1,4 +1,4 @@
-"""Options of tables, in every order and with every separator that TiDB's grammar has, run on MySQL and MariaDB.
+"""Options of tables, in every order and with every separator of TiDB's grammar, for MySQL and MariaDB.
 
 Each database is stood in for by what it reads: MySQL and MariaDB skip `/*T! */`, TiDB reads what is in it.
 """
@@ -41,8 +41,16 @@ def written(names: list[str], values: st.SearchStrategy[str]) -> st.SearchStrate
     return st.builds("{}{}{}".format, st.sampled_from(names), EQUALS, values)
 
 
-LENGTHS = ["SHARD_ROW_ID_BITS", "PRE_SPLIT_REGIONS", "AUTO_ID_CACHE", "AUTO_RANDOM_BASE", "FORCE AUTO_RANDOM_BASE",
-           "STATS_BUCKETS", "STATS_TOPN", "STATS_SAMPLE_RATE"]  # fmt: skip
+LENGTHS = [
+    "SHARD_ROW_ID_BITS",
+    "PRE_SPLIT_REGIONS",
+    "AUTO_ID_CACHE",
+    "AUTO_RANDOM_BASE",
+    "FORCE AUTO_RANDOM_BASE",
+    "STATS_BUCKETS",
+    "STATS_TOPN",
+    "STATS_SAMPLE_RATE",
+]
 NAMED = [
     "STATS_COL_CHOICE",
     "STATS_COL_LIST",

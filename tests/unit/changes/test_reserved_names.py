@@ -9,11 +9,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.changefeeds.codecs.row_changes import Pairing
-from penstock.changes.columns import choose_columns
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.follow.slices import Position, slice_options
-from penstock.jobs.error_codes import SchemaRefused
-from penstock.jobs.iteration.ordering import BatchProjection
 from penstock.spark.change_rows import ChangeRows
 from penstock.tables.arrow import shown_name
 from penstock.tables.define import define_table
@@ -69,9 +66,3 @@ def test_sparks_change_feed_has_them(world: TableWorld) -> None:
         (1, 11, "update_postimage"),
         (2, 20, "insert"),
     ]
-
-
-def test_a_job_refuses_them_and_names_the_remedy(world: TableWorld) -> None:
-    schema = world.table.schemas[-1]
-    with pytest.raises(SchemaRefused, match=r"_handle of table items .* select other columns"):
-        BatchProjection(schema, choose_columns(schema.table, None).names)

@@ -2,12 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from penstock.changes.columns import own_columns
+from penstock.consumers.webhook.bodies import iter_bodies
+from penstock.errors import Invalid
+from penstock.jobs.consumer import DataRetriever, JobContext, read_net_changes
 from penstock.jobs.job import ErrorCode, JobState
 from penstock.tables.define import define_table
 from support.itemtables import item, item_table
 from support.iterationbench import Bench
-from support.jobdoubles import Copy, WorldSource, job_row
+from support.jobdoubles import Copy, WorldSource, consumer_of, job_row
 from support.tableworld import TableWorld
 
 
@@ -93,3 +100,43 @@ def test_a_job_stops_when_a_column_that_it_chose_gets_another_name(tmp_path: Pat
         assert "is called title now" in stopped.status.error_msg
         assert copy.ts == done_ts
         assert other.rows[2,] == {"id": 2, "title": "two"}
+
+
+def test_a_job_gets_columns_with_names_of_changes_by_their_own_names(tmp_path: Path) -> None:
+    columns = [("_Handle", "bigint"), ("_old", "int"), ("_commit_ts", "int"), ("_deleted", "int")]
+    table = define_table("items", columns, primary_key=["_Handle", "_commit_ts"])
+    row = {"_Handle": 1, "_old": 2, "_commit_ts": 3, "_deleted": 4}
+    with TableWorld(tmp_path / "world", replace(table, id=1)) as world:
+        commit_ts = world.commit(row)
+        world.commit({**row, "_Handle": 9})
+        seen: list[Any] = []
+
+        def consume(job: JobContext, data: DataRetriever) -> None:
+            net = read_net_changes(data, job.scratch)
+            seen.append((data.keys, data.columns.names, net.upserts.to_pylist(), net.deletes.to_pylist()))
+
+        def send(_: JobContext, data: DataRetriever) -> None:
+            sent.extend(body.content for body in iter_bodies(data, "json", 999))
+
+        sent: list[bytes] = []
+        consumers = {"net": consumer_of(consume), "webhook": consumer_of(send)}
+        bench = Bench(world, WorldSource(world), tmp_path, consumers=consumers)
+        jobs = [job_row(name, name) for name in consumers]
+        bench.run(*jobs)
+        names = ["_Handle", "_commit_ts", "_old", "_deleted"]
+        ((keys, found, upserts, deletes),) = seen
+        assert (list(keys), found, deletes) == (names[:2], names, [])
+        assert {**row, "_commit_ts ": commit_ts} in upserts
+        assert b'"row":{"_Handle":"1","_commit_ts":3,"_old":2,"_deleted":4}' in b"".join(sent)
+        world.commit(delete=[(1, 3)])
+        from_ts = bench.end("net").watermark
+        bench.run(*(bench.end(name) for name in consumers), from_ts=from_ts)
+        assert seen[1][3] == [{"_Handle": 1, "_commit_ts": 3, "_commit_ts ": world.ts}]
+        assert b'"key":{"_Handle":"1","_commit_ts":3}' in sent[-1]
+
+
+def test_only_a_table_without_a_key_cannot_have_a_column_with_the_name_of_its_handle() -> None:
+    table = define_table("items", [("_HANDLE", "int"), ("name", "int")])
+    assert own_columns(table, ["name"]).names == ["_handle", "name"]
+    with pytest.raises(Invalid, match=r"no primary key and a column _handle.* --column"):
+        own_columns(table, None)

@@ -72,6 +72,8 @@ def test_usage_is_counted_for_the_account(bench: Bench) -> None:
 
 
 class _Frame:
+    columns = ("id", "name", "_commit_ts", "_deleted")
+
     def __init__(self) -> None:
         self.dataframe = self
         self.rows = 7

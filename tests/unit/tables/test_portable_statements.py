@@ -86,7 +86,8 @@ from support.tidb_history import load_record
             " /*T![auto_rand_base] AUTO_RANDOM_BASE=-1 */",
         ),
         ("CREATE DATABASE d DEFAULT ENCRYPTION 'N' DEFAULT PLACEMENT POLICY DEFAULT",
-         "CREATE DATABASE d /*T! DEFAULT ENCRYPTION 'N' */ /*T![placement] DEFAULT PLACEMENT POLICY DEFAULT */"),
+         "CREATE DATABASE d /*T! DEFAULT ENCRYPTION 'N' */"
+         " /*T![placement] DEFAULT PLACEMENT POLICY DEFAULT */"),
         ("CREATE INDEX i ON t (a) LOCAL", "CREATE INDEX i ON t (a) /*T![global_index] LOCAL */"),
         ("DROP INDEX IF EXISTS i ON t", "DROP INDEX /*T! IF EXISTS */ i ON t"),
     ],

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from penstock.changes.columns import choose_columns, key_names
+from penstock.changes.columns import own_columns, own_key_names
 from penstock.consumers.kv.target import (
     KvWatermark,
     KvWatermarks,
@@ -36,13 +36,16 @@ from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.transact import transact
 from penstock.tables import Catalog, Table
 from penstock.tables.arrow import arrow_field
+from penstock.tables.columns import PACKED_TIMES
 from penstock.tables.encoding import encode_batch
+from penstock.tables.impossible_dates import find, hide
 from penstock.tables.keys import record_key, record_range
 from penstock.tables.online import WriteForm
 from penstock.tables.records import check_datum, handle_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.schema_snapshot import split_name
 from penstock.tables.system_tables import PENSTOCK_DATABASE
+from penstock.tables.text_values import texts
 from penstock.targets import Target
 
 _lock = threading.Lock()
@@ -102,8 +105,8 @@ class KvTable(Consumer):
 
     def check(self, schema: SchemaVersion) -> None:
         """Raise Invalid when the key-value store cannot have such a table."""
-        columns = choose_columns(schema.table, self.job.info.columns)
-        definition(self._table, target_columns(schema, columns, key_names(schema.table)))
+        columns = own_columns(schema.table, self.job.info.columns)
+        definition(self._table, target_columns(schema, columns, own_key_names(schema.table)))
 
     def consume(self, data: DataRetriever) -> None:
         """Apply all changes: a tail in one transaction with the watermark, a snapshot in many."""
@@ -127,8 +130,8 @@ class KvTable(Consumer):
             mark = self._marks.check_at(txn, data.from_ts)
             rows.begin(txn)
             # Deletes come first: keys that differ in trailing spaces may be equal in an older table.
-            rows.delete(txn, to_target(net.deletes.select(list(data.keys))))
-            rows.put(txn, columns, to_target(net.upserts))
+            rows.delete(txn, to_target(net.deletes.select(list(data.keys)), columns))
+            rows.put(txn, columns, to_target(net.upserts, columns))
             self._finish(txn, mark, data, columns)
 
     def _replace(self, data: DataRetriever, wanted: Sequence[TargetColumn]) -> None:
@@ -150,7 +153,7 @@ class KvTable(Consumer):
             write(partial(rows.remove, page=page))
         for batch in iter_batches(data):
             for part in split_for_transactions(batch.inserts):
-                write(partial(rows.put, columns=columns, rows=to_target(part)))
+                write(partial(rows.put, columns=columns, rows=to_target(part, columns)))
         with self._catalog.begin() as txn:
             self._finish(txn, self._marks.check_claim(txn, attempt), data, columns)
 
@@ -162,14 +165,19 @@ class KvTable(Consumer):
         data.update_watermark(txn)
 
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows in the columns of the target; raise Invalid when the job has other columns."""
+        """Return the rows in the columns of the target; raise Invalid when the job has other columns.
+
+        Dates that no calendar has are NULL, as in `present`.
+        """
         if self._compared is None:
             self._compared, _ = self._schema().read_mark()
-        names = [] if self._compared is None else _compared_names(self._compared.columns)
-        given = to_target(rows)
+        columns = () if self._compared is None else self._compared.columns
+        names = _compared_names(columns)
+        shown, _ = hide(rows)
+        given = to_target(shown, columns) if columns else shown
         if set(names) != set(given.schema.names):
             raise Invalid(f"table {self._name} has other columns than its job selects now; {REBUILD}")
-        return to_source(given.select(names))
+        return to_source(given.select(names), columns)
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the target at `at_ts`; raise Fenced when it is not there any more."""
@@ -178,7 +186,7 @@ class KvTable(Consumer):
             raise Fenced(f"table {self._name} is not at {at_ts} any more")
         self._compared = mark
         for batch in TargetRows(self._catalog, self._name).scan(_compared_names(mark.columns), ts):
-            yield to_source(batch)
+            yield to_source(batch, mark.columns)
 
     def repair(self, upserts: pa.Table, deletes: pa.Table, at_ts: int) -> None:
         """Put rows in and delete keys in one transaction; raise Fenced when the target is not at `at_ts`."""
@@ -186,8 +194,8 @@ class KvTable(Consumer):
         with self._catalog.begin() as txn:
             mark = self._marks.check_at(txn, at_ts)
             rows.begin(txn)
-            rows.delete(txn, to_target(deletes))
-            rows.put(txn, mark.columns, to_target(upserts))
+            rows.delete(txn, to_target(deletes, mark.columns))
+            rows.put(txn, mark.columns, to_target(upserts, mark.columns))
             self._marks.put(txn, mark)
 
     def _schema(self) -> TargetSchema:
@@ -241,7 +249,7 @@ class TargetRows:
     def put(self, txn: Transaction, columns: Sequence[TargetColumn], rows: pa.Table | pa.RecordBatch) -> None:
         """Write rows, and replace those with the same key. Columns gone at the source become NULL."""
         for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
-            self._put(txn, self._add_gone(columns, batch))
+            self._put(txn, _spell_dates(self._add_gone(columns, batch), self.info))
 
     def _add_gone(self, columns: Sequence[TargetColumn], batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with NULLs in the columns that are gone at the source."""
@@ -267,7 +275,8 @@ class TargetRows:
 
     def delete(self, txn: Transaction, keys: pa.Table | pa.RecordBatch) -> None:
         """Delete rows, given by the columns of their keys."""
-        rows = keys.to_pylist()
+        batches = keys.to_batches() if isinstance(keys, pa.Table) else [keys]
+        rows = [row for batch in batches for row in _spell_dates(batch, self.info).to_pylist()]
         if not self._plain:
             self._rows.delete(rows, txn=txn)
             return
@@ -297,6 +306,15 @@ class TargetRows:
     def scan(self, columns: Sequence[str], at_ts: int) -> Iterator[pa.RecordBatch]:
         """Return the rows as of a timestamp."""
         return self._rows.scan(columns=columns, at_ts=at_ts)
+
+
+def _spell_dates(rows: pa.RecordBatch, table: TableInfo) -> pa.RecordBatch:
+    """Return rows with texts in columns with dates that no calendar has: so a table takes them."""
+    for place, field in enumerate(rows.schema):
+        kind = table.column(field.name).type
+        if kind.tp in PACKED_TIMES and find(rows.column(place)) is not None:
+            rows = rows.set_column(place, field.name, texts(kind, rows.column(place)))
+    return rows
 
 
 def split_for_transactions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -38,7 +38,7 @@ from penstock.tables.schema_snapshot import SchemaSnapshot, TablePlace, split_na
 from penstock.tables.statements import column_text, quote
 
 TARGET_HANDLE = "source_handle"
-"""The name of `_handle` in a target: a table with a column `_handle` could not be captured."""
+"""The name of `_handle` in a target: TiDB takes `_handle` for a name like any other."""
 
 _EXACT = "utf8mb4_0900_bin"  # compares bytes
 _HANDLE_TYPE = "varbinary(3072)"
@@ -47,13 +47,14 @@ _DROPPED = ColumnFlag.NOT_NULL | ColumnFlag.AUTO_INCREMENT | ColumnFlag.ON_UPDAT
 
 def target_columns(schema: SchemaVersion, columns: pa.Schema, keys: Sequence[str]) -> list[TargetColumn]:
     """Return the columns of a target for a table; raise Invalid when they cannot be."""
-    if HANDLE in keys and TARGET_HANDLE in {column.name.lower() for column in schema.table.columns}:
+    taken = TARGET_HANDLE in {column.name.lower() for column in schema.table.columns}
+    if taken and HANDLE in keys and not schema.table.primary_key:
         raise Invalid(
             f"{schema.name} has no primary key and a column {TARGET_HANDLE}; do not select that column"
         )
     return [
         TargetColumn(HANDLE_ID, TARGET_HANDLE, _HANDLE_TYPE, key=True)
-        if name == HANDLE
+        if name == HANDLE and not schema.table.primary_key
         else _target_column(schema.table.column(name), key=name in keys)
         for name in columns.names
     ]
@@ -96,13 +97,17 @@ def is_wider(old: str, new: str) -> bool:
     return True
 
 
-def to_target(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-    """Return rows with the names of the target."""
+def to_target(rows: pa.Table | pa.RecordBatch, columns: Sequence[TargetColumn]) -> pa.Table | pa.RecordBatch:
+    """Return rows with the names of a target that has these columns."""
+    if all(column.id != HANDLE_ID for column in columns):
+        return rows
     return rows.rename_columns([TARGET_HANDLE if name == HANDLE else name for name in rows.schema.names])
 
 
-def to_source(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with the names of the source."""
+def to_source(rows: pa.RecordBatch, columns: Sequence[TargetColumn]) -> pa.RecordBatch:
+    """Return rows with the names of the source of a target that has these columns."""
+    if all(column.id != HANDLE_ID for column in columns):
+        return rows
     return rows.rename_columns([HANDLE if name == TARGET_HANDLE else name for name in rows.schema.names])
 
 

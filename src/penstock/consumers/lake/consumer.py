@@ -23,7 +23,7 @@ from typing import ClassVar, Self
 
 import pyarrow as pa
 
-from penstock.changes.columns import choose_columns, key_names
+from penstock.changes.columns import own_columns, own_key_names
 from penstock.clock import physical_ms
 from penstock.columnar.key_order import KeySet, OrderedRows
 from penstock.consumers.lake.files import DataFile, FileWriter, WrittenFile, with_bounds
@@ -39,7 +39,6 @@ from penstock.consumers.schema_evolution import (
 )
 from penstock.errors import Fenced, PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
-from penstock.eventstore.sides import HANDLE, RESERVED
 from penstock.jobs.consumer import Consumer, DataRetriever, DataType, read_net_changes
 
 __all__ = ["LakeConsumer", "StagedCommit"]
@@ -176,8 +175,8 @@ class LakeConsumer(Consumer):
 
     def check(self, schema: SchemaVersion) -> None:
         """Raise Invalid when the format cannot have such a table."""
-        columns = choose_columns(schema.table, self.job.info.columns)
-        ArrowColumns(columns, key_names(schema.table), schema.table, self.table.dialect)
+        columns = own_columns(schema.table, self.job.info.columns)
+        ArrowColumns(columns, own_key_names(schema.table), schema.table, self.table.dialect)
 
     def committed_ts(self) -> int:
         """Return the watermark of the copy's newest version, 0 if it is not this job's."""
@@ -206,8 +205,8 @@ class LakeConsumer(Consumer):
     def expected(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows in the types of the format."""
         stored = self.table.dialect.stored
-        kept = [column for column in rows.schema if column.name == HANDLE or column.name not in RESERVED]
-        return shape_rows(rows, pa.schema([pa.field(column.name, stored(column.type)) for column in kept]))
+        shape = pa.schema([pa.field(column.name, stored(column.type)) for column in rows.schema])
+        return shape_rows(rows, shape)
 
     def present(self, at_ts: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the copy; raise Fenced when it is not at `at_ts`."""

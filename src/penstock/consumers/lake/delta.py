@@ -19,7 +19,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Trans
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from penstock.changes.columns import choose_columns
+from penstock.changes.columns import own_columns
 from penstock.clock import Clock
 from penstock.consumers.lake.consumer import LakeConsumer
 from penstock.consumers.lake.files import (
@@ -122,7 +122,7 @@ class Delta(LakeConsumer):
     def check(self, schema: SchemaVersion) -> None:
         """Raise Invalid when Delta cannot have such a table."""
         super().check(schema)
-        for name in choose_columns(schema.table, self.job.info.columns).names:
+        for name in own_columns(schema.table, self.job.info.columns).names:
             if _REFUSED.intersection(name):
                 raise Invalid(
                     f"column {name!r} of {schema.name} has a name that Delta tables cannot have;"

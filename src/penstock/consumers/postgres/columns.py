@@ -96,7 +96,7 @@ def target_columns(schema: SchemaVersion, columns: pa.Schema, keys: Sequence[str
 
 
 def _target_column(schema: SchemaVersion, name: str, *, key: bool) -> TargetColumn:
-    if name == HANDLE:
+    if name == HANDLE and not schema.table.primary_key:
         return TargetColumn(HANDLE_ID, HANDLE, "bytea", key=True)
     check_name("column", name)
     if name in _SYSTEM:

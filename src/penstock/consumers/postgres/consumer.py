@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 from pydantic import Field, SecretStr
 
-from penstock.changes.columns import choose_columns, key_names
+from penstock.changes.columns import own_columns, own_key_names
 from penstock.consumers.options import ConsumerOptions
 from penstock.consumers.postgres import compare
 from penstock.consumers.postgres.columns import (
@@ -122,8 +122,8 @@ class Postgres(Consumer):
 
     def check(self, schema: SchemaVersion) -> None:
         """Raise Invalid when PostgreSQL cannot have such a table."""
-        columns = choose_columns(schema.table, self.job.info.columns)
-        target_columns(schema, columns, key_names(schema.table))
+        columns = own_columns(schema.table, self.job.info.columns)
+        target_columns(schema, columns, own_key_names(schema.table))
 
     def consume(self, data: DataRetriever) -> None:
         """Apply all changes and the watermark in one transaction."""

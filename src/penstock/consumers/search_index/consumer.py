@@ -13,7 +13,7 @@ from lance.dataset import LanceDataset
 from lance.fragment import FragmentMetadata
 from pydantic import Field
 
-from penstock.changes.columns import choose_columns, key_names
+from penstock.changes.columns import own_columns, own_key_names
 from penstock.consumers.options import ConsumerOptions, Properties, Seconds, reveal_secrets
 from penstock.consumers.schema_evolution import shape_rows
 from penstock.consumers.search_index.columns import Layout, follow_schema, key_names_of, keys_of
@@ -41,14 +41,13 @@ from penstock.jobs.consumer import (
     read_net_changes,
 )
 from penstock.jobs.custom_code import check_code
+from penstock.jobs.iteration.spark_frame import quote_name
 from penstock.jobs.spec import ConsumerInfo
 from penstock.spark.errors import translate_spark_errors
 from penstock.tables.schema import TableInfo
 from penstock.targets import Target
 
 __all__ = ["IndexConsumer", "IndexOptions"]
-
-_DELETED = "_deleted"
 
 
 class IndexOptions(ConsumerOptions):
@@ -153,8 +152,8 @@ class IndexConsumer(Consumer):
 
     def check(self, schema: SchemaVersion) -> None:
         """Raise Invalid when no index can be made of such a table."""
-        columns = choose_columns(schema.table, self.job.info.columns)
-        Layout.of(schema.table, columns, key_names(schema.table), self.maker(schema.table, columns))
+        columns = own_columns(schema.table, self.job.info.columns)
+        Layout.of(schema.table, columns, own_key_names(schema.table), self.maker(schema.table, columns))
 
     def consume(self, data: DataRetriever) -> None:
         """Commit all changes with the watermark, then do the index's upkeep."""
@@ -225,9 +224,10 @@ class IndexConsumer(Consumer):
             net = read_net_changes(data, self._scratch())
             return task.write(net.upserts.to_batches()), net.changed_keys
         frame = data.dataframe()
-        fragments = write_on_executors(frame.where(f"NOT {_DELETED}"), task)
+        deleted = quote_name(frame.columns[-1])
+        fragments = write_on_executors(frame.where(f"NOT {deleted}"), task)
         with translate_spark_errors():
-            return fragments, frame.select(*data.keys).toArrow()
+            return fragments, frame.select(*map(quote_name, data.keys)).toArrow()
 
     def _prepare(self, from_ts: int, layout: Layout) -> IndexVersion:
         """Return the version to change, with the source's columns; raise Fenced if it is not at `from_ts`."""

@@ -15,6 +15,7 @@ from lance.fragment import FragmentMetadata
 from penstock.consumers.schema_evolution import shape_rows
 from penstock.consumers.search_index.lance_table import Earlier, write_rows
 from penstock.errors import Invalid
+from penstock.jobs.iteration.spark_frame import quote_name
 from penstock.spark.errors import NOT_SHARED, hide_worker_traceback, translate_spark_errors
 from penstock.spark.tasks import begin_task
 
@@ -102,7 +103,11 @@ def write_on_executors(rows: "DataFrame", task: FragmentTask) -> list[FragmentMe
     """
     with _probe(task.uri) as probe, translate_spark_errors():
         work = replace(task, probe=probe)
-        made = rows.select(*task.columns.names).mapInArrow(work, f"{_FRAGMENT} string").toArrow()
+        made = (
+            rows.select(*map(quote_name, task.columns.names))
+            .mapInArrow(work, f"{_FRAGMENT} string")
+            .toArrow()
+        )
     return [FragmentMetadata.from_json(text) for text in made.column(_FRAGMENT).to_pylist()]
 
 

@@ -24,13 +24,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.changes.columns import DELETED, free_name
 from penstock.columnar.text_lines import JSON, Lines, base64_cells, content, json_string, numbers
-from penstock.eventstore.sides import COMMIT_TS
 from penstock.jobs.consumer import DataRetriever, iter_batches
 from penstock.tables.columns import FieldType, Tp
 from penstock.tables.text_values import decimals, fixed_floats, spans, vectors
 
-DELETED = "_deleted"
 ARROW = "application/vnd.apache.arrow.stream"
 _DIGEST_DIGITS = 16
 
@@ -95,12 +94,11 @@ def _merge_sides(inserts: pa.RecordBatch, deletes: pa.RecordBatch) -> pa.RecordB
         for field in inserts.schema
     ]
     flags = np.repeat(np.array([True, False]), [deletes.num_rows, inserts.num_rows])
-    times = np.concatenate([deletes.column(COMMIT_TS).to_numpy(), inserts.column(COMMIT_TS).to_numpy()])
+    times = np.concatenate([side.columns[-1].to_numpy() for side in (deletes, inserts)])
     order = pa.array(np.argsort(times, kind="stable"))
     columns = [pa.concat_arrays(sides).take(order) for sides in zip(gone, inserts.columns, strict=True)]
-    return pa.RecordBatch.from_arrays(
-        [*columns, pa.array(flags).take(order)], names=[*inserts.schema.names, DELETED]
-    )
+    names = [*inserts.schema.names, free_name(DELETED, inserts.schema)]
+    return pa.RecordBatch.from_arrays([*columns, pa.array(flags).take(order)], names=names)
 
 
 def _split_rows(rows: pa.RecordBatch, limit_bytes: int) -> Iterator[bytes]:
@@ -135,17 +133,16 @@ class JsonLines:
     def encode(self, inserts: pa.RecordBatch, deletes: pa.RecordBatch) -> pa.Array:
         """Return a line for each change, with its end, as binary; at equal commits the deletes come first."""
         gone, put = self._lines(deletes, b"delete", b"key"), self._lines(inserts, b"upsert", b"row")
-        times = np.concatenate([deletes.column(COMMIT_TS).to_numpy(), inserts.column(COMMIT_TS).to_numpy()])
+        times = np.concatenate([side.columns[-1].to_numpy() for side in (deletes, inserts)])
         order = np.argsort(times, kind="stable")  # deletes stay before inserts of the same time
         return pa.concat_arrays([gone, put]).take(pa.array(order))
 
     def _lines(self, rows: pa.RecordBatch, act: bytes, member: bytes) -> pa.Array:
         lines = Lines(rows.num_rows)
         lines.text(b'{"op":"%s","commit_ts":"' % act)
-        lines.cells(numbers(rows.column(COMMIT_TS).to_numpy()))
+        lines.cells(numbers(rows.columns[-1].to_numpy()))
         lines.text(b'","%s":{' % member)
-        names = [name for name in rows.schema.names if name != COMMIT_TS]
-        for number, name in enumerate(names):
+        for number, name in enumerate(rows.schema.names[:-1]):
             lines.text(b"%s%s:" % (b"," * bool(number), json_string(name)))
             values, bare = self._cells(name, rows.column(name))
             lines.cells(values, quote=b"" if bare else b'"', null=b"null")

@@ -77,7 +77,7 @@ class Schemas(Protocol):
         """
 
     def flashback(self, table_id: int, from_ts: int) -> int:
-        """Return the first FLASHBACK CLUSTER after `from_ts` that took back rows of a table; 0 without one."""
+        """Return the first FLASHBACK CLUSTER after `from_ts` that took back a table's rows; 0: none did."""
 
     def versions(self, table_id: int, from_ts: int, to_ts: int) -> list[SchemaVersion]:
         """Return the versions in force in (from_ts, to_ts], by time, from the one at its start on.

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from penstock import metrics, tracing
-from penstock.changes.columns import DELETED, choose_columns, key_names, with_commit_ts
+from penstock.changes.columns import (
+    choose_columns,
+    own_columns,
+    own_key_names,
+    with_commit_ts,
+)
 from penstock.clock import Clock
 from penstock.errors import Aborted, Fenced, Invalid
 from penstock.eventstore.schema_version import SchemaVersion
@@ -22,6 +27,7 @@ from penstock.jobs.consumer import (
     DataType,
     JobContext,
     Retrieved,
+    keeps_impossible_dates,
     open_consumer,
     resolve_info,
     secrets_of,
@@ -29,13 +35,14 @@ from penstock.jobs.consumer import (
 from penstock.jobs.error_codes import SchemaRefused, Stalled, TooManyAbandoned, failure_of
 from penstock.jobs.iteration.iteration import Ahead, OutcomeKind, OutcomePolicy, RunOutcome, reconcile
 from penstock.jobs.iteration.shared_scan import SharedScan
-from penstock.jobs.iteration.spark_frame import quote_name
+from penstock.jobs.iteration.spark_frame import own_frame
 from penstock.jobs.job import Job, JobKey
 from penstock.jobs.log.transitions import Transition, complete_iteration
 from penstock.jobs.schema_changes import check_names
 from penstock.jobs.usage import Usage
 from penstock.kv import Transaction
 from penstock.settings import Settings
+from penstock.tables.impossible_dates import hide, log_columns
 from penstock.targets import TenantTargets
 
 if TYPE_CHECKING:
@@ -431,8 +438,10 @@ class JobRetriever:
         self._enter_pool = enter_pool
         self._progressed = progressed
         self._scan = shared.scan(job.account)
-        self._columns = choose_columns(self._scan.schema.table, job.spec.detail.consumer.columns)
-        self._keys = key_names(self._scan.schema.table)
+        table, chosen = self._scan.schema.table, job.spec.detail.consumer.columns
+        self._columns = own_columns(table, chosen)
+        self._keys = own_key_names(table)
+        self._read_names = with_commit_ts(choose_columns(table, chosen)).names
         self._names = with_commit_ts(self._columns).names
         self._end_of_data: Retrieved | None = None
         self._frame: DataFrame | None = None
@@ -519,12 +528,23 @@ class JobRetriever:
         if self._recorder is not None:
             self._recorder.add(batch.inserts.column(COMMIT_TS).to_numpy())
             self._recorder.add(batch.deletes.column(COMMIT_TS).to_numpy())
-        inserts = batch.inserts.select(self._names)
-        self.nbytes += inserts.nbytes + batch.deletes.nbytes
+        inserts = self._hide_dates(batch.inserts.select(self._read_names)).rename_columns(self._names)
+        deletes = self._hide_dates(batch.deletes).rename_columns([*self._keys, self._names[-1]])
+        self.nbytes += inserts.nbytes + deletes.nbytes
         if batch.last:
             self.failure = None  # of a DataFrame that could not be made: the batches brought everything
-            self._end_of_data = Retrieved(inserts.slice(0, 0), batch.deletes.slice(0, 0), no_more_data=True)
-        return Retrieved(inserts, batch.deletes, batch.last)
+            self._end_of_data = Retrieved(inserts.slice(0, 0), deletes.slice(0, 0), no_more_data=True)
+        return Retrieved(inserts, deletes, batch.last)
+
+    def _hide_dates(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows with null for dates that no calendar has, unless the target has such dates."""
+        if keeps_impossible_dates(self._job.spec.detail.consumer):
+            return rows
+        shown, columns = hide(rows)
+        if columns:
+            metrics.CHANGES_HIDDEN_DATES_TOTAL.inc()
+            log_columns(self._scan.schema.name, columns)
+        return shown
 
     def dataframe(self) -> "DataFrame":
         """Return all changes, in the job's columns, out of the DataFrame that the iteration shares."""
@@ -548,7 +568,8 @@ class JobRetriever:
         self.rows, self.nbytes = self._scan.rows, self._scan.nbytes
         if self._recorder is not None:
             self._recorder.add_pairs(shared.traced)
-        return shared.dataframe.select(*map(quote_name, (*self._columns.names, COMMIT_TS, DELETED)))
+        chosen = self._job.spec.detail.consumer.columns
+        return own_frame(shared.dataframe, self._scan.schema.table, chosen)
 
     def update_watermark(self, txn: Transaction) -> None:
         """Write the job's row in the consumer's transaction; raise Fenced when the run has lost the job."""

@@ -19,9 +19,7 @@ from penstock.changes.columns import key_names
 from penstock.columnar.spill_queue import SPOOL_BYTES, SpillTable
 from penstock.eventstore.schema_version import Projection, SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
-from penstock.jobs.error_codes import SchemaRefused
 from penstock.jobs.schema_changes import check_keys
-from penstock.tables.arrow import shown_name
 from penstock.tables.schema import TableInfo
 
 
@@ -61,20 +59,16 @@ class _Sides(NamedTuple):
 class BatchProjection:
     """Makes batches with `columns`, which include the key's.
 
-    A column that was added later has its default in older rows; a dropped column is left out. Raises
-    SchemaRefused for a column with a reserved name.
+    A column that was added later has its default in older rows; a dropped column is left out. Defaults that
+    no calendar has are null, unless `impossible_dates` keeps them.
     """
 
-    def __init__(self, schema: SchemaVersion, columns: Iterable[str]) -> None:
+    def __init__(
+        self, schema: SchemaVersion, columns: Iterable[str], *, impossible_dates: bool = False
+    ) -> None:
+        self._impossible_dates = impossible_dates
         self._table = schema.table
         self._inserts = [*columns, COMMIT_TS]
-        for name in self._inserts:
-            if name != shown_name(name):
-                raise SchemaRefused(
-                    f"column {shown_name(name)} of table {schema.table.name} has a name that changes use;"
-                    " select other columns for the job with --column, or rename it if it is part of the"
-                    " primary key"
-                )
         self._deletes = [*key_names(schema.table), COMMIT_TS]
         self._known: dict[int, _Sides] = {}
         self._now = self._sides(self._table)
@@ -105,9 +99,11 @@ class BatchProjection:
         return ConsumerBatch(sides.inserts.apply(batch.data), sides.deletes.apply(batch.tombstones))
 
     def _sides(self, old: TableInfo) -> _Sides:
-        return _Sides(
-            Projection(old, self._table, self._inserts), Projection(old, self._table, self._deletes)
+        inserts, deletes = (
+            Projection(old, self._table, names, impossible_dates=self._impossible_dates)
+            for names in (self._inserts, self._deletes)
         )
+        return _Sides(inserts, deletes)
 
 
 BATCH_ROWS = 16 * 1024

@@ -115,6 +115,7 @@ def is_small(scan: TableScan) -> bool:
 
 def _plan_parts(scan: TableScan, columns: Collection[str] | None) -> list[ChangesPartition]:
     options = change_options(scan.view, scan, columns)
+    options["impossible_dates"] = True  # a job that has no such dates hides them
     if is_small(scan):  # without planning, which reads more of the table's metadata
         whole = ChangesPartition(
             table=scan.view,

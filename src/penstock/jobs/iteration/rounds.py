@@ -109,7 +109,7 @@ class PartWork:
 
         for partition in self.part.table.partitions:
             require_storage(partition.storage, partition.table_id)
-        projection = BatchProjection(self.schema, self.columns)
+        projection = BatchProjection(self.schema, self.columns, impossible_dates=True)
         with self.part.collect() as handle, tempfile.TemporaryDirectory(prefix="penstock-range-") as folder:
             source = _Bounded(handle, self.part, self.answer_bytes)
             with closing(iter_in_order(source, projection, Path(folder))) as ordered:

@@ -236,7 +236,9 @@ class SharedScan:
 
     def _give_batches(self) -> None:
         scan, columns = self._scan.get(), self._columns()
-        projection = BatchProjection(scan.schema, choose_columns(scan.schema.table, columns).names)
+        projection = BatchProjection(
+            scan.schema, choose_columns(scan.schema.table, columns).names, impossible_dates=True
+        )
         metrics.JOBS_SCANS_TOTAL.labels("batches").inc()
         rows_read = metrics.ROWS_TOTAL.labels("read", "local" if self._config.reader is None else "spark")
         with closing(self._open_batches(scan, columns, projection)) as ordered:
@@ -265,7 +267,7 @@ class SharedScan:
         scratch = self._scratch / "reader"
         try:
             with (
-                self._config.source.open(scan, columns) as handle,
+                self._config.source.open(scan, columns, impossible_dates=True) as handle,
                 closing(iter_in_order(handle, projection, scratch)) as ordered,
             ):
                 yield from ordered

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from penstock import metrics, tracing
 from penstock.changes.batches import ChangeBatch
-from penstock.changes.columns import DELETED, key_names, with_commit_ts
+from penstock.changes.columns import choose_columns, key_names, own_columns, with_commit_ts, with_deleted
 from penstock.changes.net_change import NetChanges, coalesce_by_key
 from penstock.clock import SYSTEM
-from penstock.errors import Invalid, PenstockError, Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.eventstore.sides import COMMIT_TS
 from penstock.follow.source import TableScan
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.changes import ChangesPartition
+    from penstock.tables.schema import TableInfo
 
 __all__ = ["Frames", "SharedFrame", "SparkFrame", "SparkFrames", "quote_name"]
 
@@ -107,13 +108,12 @@ class SparkFrames:
         """
         from pyspark import StorageLevel  # here: most processes that run jobs never need Spark
 
-        from penstock.changes.columns import choose_columns
         from penstock.spark.arrow_types import spark_schema
         from penstock.spark.labels import labelled_jobs, without_tags
 
         spark = self._session()
         frame_columns = _FrameColumns(scan.schema, choose_columns(scan.schema.table, columns))
-        declared = spark_schema(net_schema(frame_columns.columns))
+        declared = spark_schema(with_deleted(frame_columns.columns), own_names=False)
         what = f"changes of {scan.schema.name} for jobs"
         tag = f"penstock-{SYSTEM.unique_id()}"
         with _translate_errors(), without_tags(spark), labelled_jobs(spark, what, tag=tag):
@@ -131,6 +131,14 @@ class SparkFrames:
                 raise
         metrics.ROWS_TOTAL.labels("read", "spark").inc(rows)
         return SparkFrame(frame, rows, traced)
+
+
+def own_frame(frame: "DataFrame", table: "TableInfo", columns: Collection[str] | None) -> "DataFrame":
+    """Return the columns that a job selects of a frame, by the names that the table gives them."""
+    read = [*with_commit_ts(choose_columns(table, columns)).names, frame.columns[-1]]
+    names = with_deleted(own_columns(table, columns)).names
+    selected = frame.select(*map(quote_name, read))
+    return selected if read == names else selected.toDF(*names)
 
 
 @dataclass(frozen=True)
@@ -184,7 +192,7 @@ def _open_frame(
 
     keys = key_names(frame_columns.schema.table)
     if not plan.parts:
-        return spark.createDataFrame(pa.Table.from_batches([], net_schema(frame_columns.columns)), declared)
+        return spark.createDataFrame(pa.Table.from_batches([], with_deleted(frame_columns.columns)), declared)
     # Work travels as rows, and the functions are always the same: so are the plans of a table's frames.
     packed = [pickle.dumps(_FrameWork(part, frame_columns, declared, plan.distinct)) for part in plan.parts]
     # In the user's session: consumers join the frame with frames of theirs.
@@ -235,7 +243,6 @@ class _LastRows:
 
 def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Compute a frame; return its number of rows, and of those the rows of each traced transaction."""
-    from penstock.eventstore.sides import COMMIT_TS
 
     def pick(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
@@ -295,16 +302,6 @@ def _translate_errors() -> Iterator[None]:
         raise Unavailable(f"Spark failed: {first_line(error)}; the iteration is retried") from error
 
 
-def net_schema(columns: pa.Schema) -> pa.Schema:
-    """Return the columns, `_commit_ts` and `_deleted`; raise Invalid when the table has such a column."""
-    for name in columns.names:
-        if name.lower() in {COMMIT_TS, DELETED}:
-            raise Invalid(
-                f"column {name} has a name that DataFrames of changes use; select other columns for the job"
-            )
-    return with_commit_ts(columns).append(pa.field(DELETED, pa.bool_(), nullable=False))
-
-
 def net_rows(
     batches: Iterable[ChangeBatch],
     schema: SchemaVersion,
@@ -330,7 +327,7 @@ def last_rows(
     first = next(source, None)
     if first is None:
         return iter(())
-    columns = pa.schema([field for field in first.schema if field.name not in {COMMIT_TS, DELETED}])
+    columns = pa.schema(list(first.schema)[:-2])  # without _commit_ts and _deleted
     pairs = (_split_sides(batch, columns, keys) for batch in _chain(first, source))
     return _net_batches(coalesce_by_key(pairs, columns, keys, scratch), columns)
 
@@ -345,8 +342,8 @@ def _split_sides(
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Split marked rows into upserts and deletes."""
     begun = with_commit_ts(columns)
-    ended = pa.schema([begun.field(name) for name in (*keys, COMMIT_TS)])
-    deleted = batch.column(DELETED)
+    ended = pa.schema([*(begun.field(name) for name in keys), begun[-1]])
+    deleted = batch.columns[-1]
     inserts, deletes = batch.filter(pc.invert(deleted)), batch.filter(deleted)
     return inserts.select(begun.names).cast(begun), deletes.select(ended.names).cast(ended)
 
@@ -366,5 +363,5 @@ def _net_batches(net: NetChanges, columns: pa.Schema) -> Iterator[pa.RecordBatch
 
 
 def _mark_rows(batch: pa.RecordBatch, *, deleted: bool) -> pa.RecordBatch:
-    field = pa.field(DELETED, pa.bool_(), nullable=False)
-    return batch.append_column(field, pa.repeat(deleted, len(batch)))
+    marked = with_deleted(pa.schema(list(batch.schema)[:-1]))
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.repeat(deleted, len(batch))], schema=marked)
