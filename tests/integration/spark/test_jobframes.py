@@ -124,9 +124,9 @@ def _plan(frame: DataFrame) -> str:
 
 @pytest.mark.usefixtures("on_executors")
 def test_columns_with_names_of_changes_have_their_own_names(spark: SparkSession, tmp_path: Path) -> None:
-    columns = [("_handle", "bigint"), ("_Commit_Ts", "int"), ("_deleted", "int"), ("_old", "int")]
-    table = define_table("items", columns, primary_key=["_handle", "_deleted"])
-    made = {n: {"_handle": n, "_Commit_Ts": n + 1, "_deleted": 7, "_old": None} for n in range(40)}
+    columns = [("_Handle", "bigint"), ("_Commit_Ts", "int"), ("_deleted", "int"), ("_old", "int")]
+    table = define_table("items", columns, primary_key=["_Handle", "_deleted"])
+    made = {n: {"_Handle": n, "_Commit_Ts": n + 1, "_deleted": 7, "_old": None} for n in range(40)}
     with ServedWorld(tmp_path, replace(table, id=1)) as world:
         start = world.commit({**made[1], "_Commit_Ts": 5})
         world.resolve()
@@ -141,7 +141,7 @@ def test_columns_with_names_of_changes_have_their_own_names(spark: SparkSession,
             with opened(spark, scan_of(world, from_ts, end)) as frame:
                 own = own_frame(frame, table, None)
                 assert own.columns == [
-                    "_handle",
+                    "_Handle",
                     "_deleted",
                     "_Commit_Ts",
                     "_old",
@@ -152,10 +152,10 @@ def test_columns_with_names_of_changes_have_their_own_names(spark: SparkSession,
             gone = [row for row in found if row.pop("_deleted ")]
             assert all(row.pop("_commit_ts ") > from_ts for row in found if row not in gone)
             there = [row for row in found if row not in gone]
-            assert sorted(there, key=lambda row: row["_handle"]) == [made[n] for n in range(40) if n != 3]
-            assert [row["_handle"] for row in gone] == ([3] if from_ts else [])
+            assert sorted(there, key=lambda row: row["_Handle"]) == [made[n] for n in range(40) if n != 3]
+            assert [row["_Handle"] for row in gone] == ([3] if from_ts else [])
     chosen = own_columns(table, ["_old"]).names
-    assert chosen == ["_handle", "_deleted", "_old"]
+    assert chosen == ["_Handle", "_deleted", "_old"]
 
 
 @pytest.mark.parametrize("kind", TABLES)
