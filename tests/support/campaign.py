@@ -13,7 +13,9 @@ from penstock.clock import SYSTEM
 __all__ = ["examples", "fresh_seed", "length", "seeds"]
 
 _SOAK = int(os.environ.get("PENSTOCK_SOAK", "0"))
-_SOAK_EXAMPLES = 4  # times the examples of a property that `make test` runs whole
+_SOAK_EXAMPLES = 4  # times the examples that a property names
+_SHORT_EXAMPLES = 2  # `make test` tries one in so many of them
+_EXAMPLES_MIN = 10
 
 
 def length(short: int, whole: int) -> int:
@@ -25,7 +27,8 @@ def examples(short: int, whole: int | None = None) -> int:
     """Return how many examples a property tries."""
     if "PENSTOCK_EXAMPLES" in os.environ:
         return int(os.environ["PENSTOCK_EXAMPLES"])
-    return length(short, whole or short * _SOAK_EXAMPLES)
+    fewer = max(min(short, _EXAMPLES_MIN), short // _SHORT_EXAMPLES)
+    return length(fewer, whole or short * _SOAK_EXAMPLES)
 
 
 def seeds(short: int, whole: int, *, first: int = 1) -> Sequence[int]:

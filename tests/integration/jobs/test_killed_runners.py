@@ -33,7 +33,7 @@ from support.webhooktargets import Merging, Receiver, Staging
 pytestmark = pytest.mark.timeout(600)
 
 SEED = os.environ.get("PENSTOCK_SEED", "7")
-DISASTERS = ["kill"] * length(4, 11) + ["kill all"] * length(1, 4) + ["zombie"] * length(2, 5)
+DISASTERS = ["kill"] * length(2, 11) + ["kill all"] * length(1, 4) + ["zombie"] * length(1, 5)
 ALONE: dict[str, Any] = {"job_type": "default", "schedule": {"share": False}}
 GREEDY: dict[str, Any] = {"job_type": "greedy"}
 OFTEN: dict[str, Any] = {"job_type": "periodic", "schedule": {"interval": "700ms", "share": True}}

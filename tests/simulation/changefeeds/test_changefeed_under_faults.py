@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 KINDS = ["integer", "integer", "composite", "not clustered", "no key"]
 ACTS = int(os.environ.get("PENSTOCK_ACTS", "30"))
-SEEDS = seeds(6, 60)
+SEEDS = seeds(4, 60)
 
 
 @dataclass(frozen=True)

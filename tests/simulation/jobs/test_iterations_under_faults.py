@@ -27,7 +27,7 @@ from support.iterationbench import Bench
 from support.jobdoubles import Copy, WorldSource, job_row, until
 from support.tableworld import TableWorld
 
-SEEDS = seeds(8, 40, first=0)
+SEEDS = seeds(4, 40, first=0)
 NAMES = ("a", "b", "c", "d", "e")
 ROUNDS = 25
 

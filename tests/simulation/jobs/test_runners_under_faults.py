@@ -22,7 +22,7 @@ from support.simloop import SimLoop
 
 Body = Callable[[SimCluster, random.Random], Coroutine[Any, Any, None]]
 
-SEEDS = seeds(8, 40, first=0)
+SEEDS = seeds(4, 40, first=0)
 SPECS = ["", "", "", "", "own", "greedy", "2s", "20s+share", "20s"]
 TABLES = (1, 2, 3)
 SETTINGS = JobsSettings(
