@@ -82,6 +82,8 @@ def test_a_patient_consumer_may_work_longer(bench: Bench) -> None:
 class _Frames:
     """A DataFrame that is nothing but there."""
 
+    columns = ("id", "name", "_commit_ts", "_deleted")
+
     def __init__(self) -> None:
         self.dataframe, self.rows = self, 1
 
