@@ -52,15 +52,21 @@ def test_those_who_hold_most_of_an_account_are_released_first(
 
 
 async def test_history_of_an_account_above_its_limit_is_not_held_and_its_job_goes_on(tmp_path: Path) -> None:
-    copies = {name: Copy() for name in ("ann", "bob")}
+    """Eve's target takes no end of its first fill, before which her job has no watermark."""
+    copies = {name: Copy() for name in ("ann", "bob", "eve")}
     answers = threading.Event()
     accounts = {
         "ann": {"token": TOKENS["ann"], "bytes_held_max": 1},
         "bob": {"token": TOKENS["bob"]},
+        "eve": {"token": "token-of-eve-0123456789", "bytes_held_max": 1},
     }
 
-    def fault(stage: str) -> None:
-        if stage == "commit" and all(copy.ts for copy in copies.values()):
+    def wait_later(stage: str) -> None:
+        if stage == "commit" and copies["ann"].ts and copies["bob"].ts:
+            answers.wait(300)
+
+    def wait_at_first(stage: str) -> None:
+        if stage == "commit":
             answers.wait(300)
 
     def holds(world: JobWorld, table_id: int) -> list[int]:
@@ -78,14 +84,19 @@ async def test_history_of_an_account_above_its_limit_is_not_held_and_its_job_goe
             await world.insert(f"of_{account}.items", {"id": 0, "name": "first"})
             await world.register(f"of_{account}.items/copy", consumer=account)
         quota = release_over_quota(world.source, settings, lag_s=0, every_s=0.1)
-        async with world.running(find=lambda name: copies[name].consumer(fault), side_tasks=[quota]):
-            await world.until(lambda: all(copy.ts for copy in copies.values()), "no first sync")
+        faults = {"ann": wait_later, "bob": wait_later, "eve": wait_at_first}
+        async with world.running(find=lambda name: copies[name].consumer(faults[name]), side_tasks=[quota]):
+            await world.until(lambda: bool(copies["ann"].ts and copies["bob"].ts), "no first sync")
             for account in copies:
                 await world.until(lambda id_=tables[account]: bool(holds(world, id_)), "nothing is held")
                 rows = [{"id": number, "name": "x" * 60} for number in range(1, 200)]
                 await world.insert(f"of_{account}.items", *rows)
-            await world.until(lambda: not holds(world, tables["ann"]), "ann holds back what she likes")
-            assert (REGISTRY.get_sample_value("penstock_jobs_held_bytes", {"account": "ann"}) or 0) > 1
+            for account in ("ann", "eve"):
+                await world.until(
+                    lambda id_=tables[account]: not holds(world, id_), f"{account} holds back what she likes"
+                )
+                labels = {"account": account}
+                assert (REGISTRY.get_sample_value("penstock_jobs_held_bytes", labels) or 0) > 1
             await world.until(lambda: bool(holds(world, tables["bob"])), "bob is within his limit")
             answers.set()
             await world.until(lambda: all(len(copy.rows) == 200 for copy in copies.values()), "rows are lost")

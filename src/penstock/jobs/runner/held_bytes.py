@@ -82,9 +82,12 @@ async def _measure(
         late_ms = physical_ms(await source.now_ts()) - int(lag_s * 1000)
         behind: defaultdict[tuple[str, int], dict[JobKey, int]] = defaultdict(dict)
         for tracked in board:
-            job = tracked.job
-            if job.account in limits and job.watermark and physical_ms(tracked.watermark) < late_ms:
-                behind[job.account, job.key.table_id][job.key] = job.watermark
+            job, held_ts = tracked.job, tracked.held_ts
+            if job.account not in limits or held_ts is None:
+                continue
+            # The table has no change up to a watermark that was raised: nothing before it is held.
+            if physical_ms(max(held_ts, tracked.watermark)) < late_ms:
+                behind[job.account, job.key.table_id][job.key] = held_ts
         ranges = await source.read_progress({table_id for _, table_id in behind})
     except PenstockError as error:
         _log.warning("what jobs hold back cannot be measured now", extra={"error": str(error)})

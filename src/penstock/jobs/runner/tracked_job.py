@@ -114,6 +114,19 @@ class TrackedJob:
         return self.iteration is not None or self.row_uncertain
 
     @property
+    def held_ts(self) -> int | None:
+        """The timestamp after which it needs the table's history; None if it needs none.
+
+        The watermark in the log decides, because a restart has only that. A first iteration needs the history
+        after its end. A job whose table is gone needs none.
+        """
+        if self.job.status.error_code == ErrorCode.TABLE_GONE:
+            return None
+        if self.job.watermark:
+            return self.job.watermark
+        return None if self.iteration is None else self.iteration.to_ts
+
+    @property
     def idle(self) -> bool:
         """Whether an iteration may begin."""
         return self._ready and self.iteration is None and self.retry_at is None and not self.row_uncertain
@@ -390,18 +403,10 @@ class TableJobs:
     def needed_ts(self, released: Collection[JobKey] = ()) -> int | None:
         """Return the timestamp after which the table's history is still needed; None if it is not.
 
-        The watermarks in the log decide, because a restart has only these. A first iteration needs the
-        history after its end. Jobs whose table is gone need none, and `released` ones get none.
+        `released` jobs get none.
         """
-        needed = []
-        for tracked in self:
-            if tracked.job.status.error_code == ErrorCode.TABLE_GONE or tracked.job.key in released:
-                continue
-            if tracked.job.watermark:
-                needed.append(tracked.job.watermark)
-            elif tracked.iteration is not None:
-                needed.append(tracked.iteration.to_ts)
-        return min(needed, default=None)
+        needed = (tracked.held_ts for tracked in self if tracked.job.key not in released)
+        return min((ts for ts in needed if ts is not None), default=None)
 
 
 def _sift_candidates(candidates: Iterable[Candidate], progress: ReadableRange) -> Plan:
