@@ -23,6 +23,7 @@ __all__ = [
     "PRIVATE_FILE",
     "PRIVATE_FOLDER",
     "create_private",
+    "is_content",
     "is_inside",
     "keep_files_private",
     "make_data_directory",
@@ -121,6 +122,14 @@ def make_data_directory(folder: Path, *, with_content: bool = True) -> None:
     _log.info("other users could read a data directory; narrowed it", extra=facts | {"entries": entries})
 
 
+def is_content(mode: int) -> bool:
+    """Return whether a mode is that of a file or a folder.
+
+    To open anything else may take for ever (a FIFO that nobody writes), or have no end (a device).
+    """
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
 def too_wide(mode: int) -> bool:
     """Return whether a mode lets anybody but the owner do something."""
     return bool(mode & 0o077)
@@ -163,14 +172,19 @@ def open_private(path: Path, mode: Literal["xb", "wb", "a+b"], *, buffering: int
 def open_plain(
     path: Path, mode: Literal["xb", "wb", "a+b"], *, private: bool = True, buffering: int = -1
 ) -> IO[bytes]:
-    """Open a file to write. Raises OSError when it is a symbolic link: its target is not ours to change.
+    """Open a file to write. Raises OSError when it is a symbolic link, whose target is not ours to change, or
+    no file: nothing waits for a reader of a FIFO.
 
     A new file is for this user only, or follows the umask when it is not private.
     """
     rights = PRIVATE_FILE if private else _BY_UMASK_FILE
 
     def open_itself(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, rights)
+        handle = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, rights)
+        if not is_content(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "it is no regular file", name)
+        return handle
 
     opened: IO[Any] = open(path, mode, buffering, opener=open_itself)  # noqa: SIM115 - `Path.open` takes no opener
     return opened

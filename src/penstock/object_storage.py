@@ -27,6 +27,7 @@ from obstore.store import LocalStore, ObjectStore, from_url
 from penstock.clock import SYSTEM, Clock
 from penstock.durable_files import (
     PRIVATE_FOLDER,
+    is_content,
     is_inside,
     make_data_directory,
     make_folder,
@@ -377,7 +378,8 @@ class LocalStorage(ObjectStorage):
 
     Only this user can read what is written to it, unless it is shared: then files follow the umask. Nothing
     is written or deleted through a symbolic link that leads out of the directory. The directory itself may be
-    a link, as it was when the storage was opened.
+    a link, as it was when the storage was opened. An object is a regular file: to read or to look for a FIFO,
+    a socket or a device raises Corrupt, and does not wait for it.
     """
 
     def __init__(self, url: str, folder: Path, clock: Clock, *, shared: bool = False) -> None:
@@ -394,7 +396,24 @@ class LocalStorage(ObjectStorage):
         with self._failures("narrow", ""):
             make_data_directory(self._folder)
 
+    def read(self, path: str, *, bytes_max: int | None = None) -> bytes | None:
+        self._require_file(path)
+        return super().read(path, bytes_max=bytes_max)
+
+    def holds(self, path: str, data: bytes) -> bool:
+        self._require_file(path)
+        return super().holds(path, data)
+
+    def size(self, path: str) -> int | None:
+        self._require_file(path)
+        return super().size(path)
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        self._require_file(path)
+        return super().read_range(path, start, end)
+
     def open(self, path: str) -> pa.NativeFile:
+        self._require_file(path)
         with self._failures("open", path):
             try:
                 return pa.OSFile(str(self._locate(path)))
@@ -510,6 +529,15 @@ class LocalStorage(ObjectStorage):
                 f"{place} at {self.url} leads out of it by a symbolic link; remove the link, or restart"
                 " Penstock if the whole directory was moved"
             )
+
+    def _require_file(self, path: str) -> None:
+        """Raise Corrupt when an object is something that may keep whoever opens it for ever."""
+        try:
+            mode = os.stat(self._folder / path).st_mode  # noqa: PTH116 - Path.stat is slower, and this is hot
+        except (OSError, ValueError):
+            return  # who opens it says what is wrong
+        if not is_content(mode):
+            raise Corrupt(f"object {path} at {self.url} is no regular file; remove it")
 
     def _locate(self, path: str) -> Path:
         """Return the file of an object; raise Corrupt for one outside, which a forged manifest may name.

@@ -19,7 +19,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from penstock.durable_files import is_inside
+from penstock.durable_files import is_content, is_inside
 from penstock.errors import Invalid, Unavailable
 from penstock.secret_references import has_reference, resolve_values
 from penstock.settings import Settings
@@ -216,12 +216,15 @@ class TenantTargets:
             )
         if target.scheme == "file":
             roots = [_real_prefix(prefix) for prefix in below]
-            for link in _find_links(target.folder):
-                if not any(is_inside(link, root) for root in roots):
+            for entry in _find_special(target.folder):
+                place = os.path.relpath(entry.path, target.folder)
+                if entry.is_symlink() and not any(is_inside(entry.path, root) for root in roots):
                     raise TenantRefused(
                         f"{target.option} has a symbolic link that leads out of where account {self.account}"
-                        f" may write, {os.path.relpath(link, target.folder)}; remove it"
+                        f" may write, {place}; remove it"
                     )
+                if not _leads_to_content(entry):
+                    raise TenantRefused(f"{target.option} has {place}, which is no regular file; remove it")
 
     def resolve(self, target: Target) -> tuple[str, ...]:
         """Return the addresses of a checked target's server, to which to connect in place of its name.
@@ -306,17 +309,28 @@ def _real_prefix(prefix: str) -> str:
     return os.path.realpath(unquote(parts.netloc + parts.path))
 
 
-def _find_links(folder: str) -> Iterator[str]:
-    """Yield the symbolic links below a folder, without following them."""
+def _leads_to_content(entry: "os.DirEntry[str]") -> bool:
+    """Return whether a file or a folder is there once links are followed, or nothing."""
+    try:
+        return is_content(entry.stat().st_mode)
+    except OSError:
+        return True
+
+
+def _find_special(folder: str) -> Iterator["os.DirEntry[str]"]:
+    """Yield what is neither file nor folder below a folder: links, FIFOs, sockets, devices. Follow no link.
+
+    To open a FIFO, libraries would wait for ever.
+    """
     waiting = [folder]
     while waiting:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
-                    if entry.is_symlink():
-                        yield entry.path
-                    elif entry.is_dir(follow_symlinks=False):
+                    if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
+                    elif not entry.is_file(follow_symlinks=False):
+                        yield entry
         except (FileNotFoundError, NotADirectoryError):
             continue  # nothing is there yet, or not any more
         except OSError as error:

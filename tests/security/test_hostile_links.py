@@ -1,5 +1,10 @@
-"""A symbolic link inside a data directory or a sink is not followed out of it to write or to delete."""
+"""A symbolic link inside a data directory or a sink is not followed out of it to write or to delete.
 
+Nor is a FIFO, a socket or a device opened that lies there: a thread would wait for it for ever.
+"""
+
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,3 +164,52 @@ def test_no_path_leads_out_of_a_directory(
             change()
     assert content(outside) == before
     assert not (tmp_path / "object-2").exists()
+
+
+def _make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(path))  # a whole path may be too long for a socket
+
+
+def _link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [_make_fifo, _make_socket, _link_to_device])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    tmp_path: Path, storage: ObjectStorage, make: Callable[[Path], None]
+) -> None:
+    storage.write("table/other", b"rows")
+    make(tmp_path / "data" / "table" / "object")
+    reads: list[Callable[[], object]] = [
+        lambda: storage.read("table/object"),
+        lambda: storage.holds("table/object", b"rows"),
+        lambda: storage.exists("table/object"),
+        lambda: storage.open("table/object"),
+        lambda: storage.read_range("table/object", 0, 4),
+        lambda: storage.swap("table/object", b"new", seen=b"old"),
+        lambda: storage.advance("table/object", b"new", is_older=lambda _: False),
+    ]
+    for read in reads:
+        with pytest.raises(Corrupt, match=r"table/object at .* is no regular file; remove it"):
+            read()
+    assert storage.read("table/other") == b"rows"
+    storage.write("table/object", b"new")  # takes its place
+    assert storage.read("table/object") == b"new"
+
+
+@pytest.mark.timeout(60)
+def test_a_lock_or_a_log_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    for name, mode in (("LOCK", "wb"), ("lock", "a+b")):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(OSError, match=r"no regular file|No such device"):
+            open_private(tmp_path / name, mode)  # type: ignore[arg-type]
+    segment = tmp_path / "00000001.wal"
+    os.mkfifo(segment)
+    with pytest.raises(Corrupt, match="is no regular file"):
+        read_segment(segment, 1, last=True)

@@ -1,6 +1,7 @@
 """A tenant's storage options and URIs cannot lead to another host, bucket or folder."""
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -218,6 +219,12 @@ def test_a_link_that_is_made_later_is_found_where_it_is_used(tmp_path: Path, con
         use(job)
     (own / "copy" / "deep" / "out").unlink()
     use(job)
+    os.mkfifo(own / "pipe")
+    for make in (os.mkfifo, lambda path: path.symlink_to(own / "pipe")):
+        make(own / "copy" / "deep" / "wait")
+        with pytest.raises(TenantRefused, match="deep/wait, which is no regular file; remove it"):
+            use(job)
+        (own / "copy" / "deep" / "wait").unlink()
     (own / "copy").rename(other / "copy")
     (own / "copy").symlink_to(other / "copy")
     with pytest.raises(TenantRefused, match="may write"):

@@ -93,6 +93,8 @@ def read_segment(path: Path, number: int, *, last: bool) -> tuple[list[Frame], i
     """
     if path.is_symlink():
         raise Corrupt(f"log segment {path} is a symbolic link; put the file itself in its place")
+    if not path.is_file():  # to open a FIFO would take for ever
+        raise Corrupt(f"log segment {path} is no regular file; put the file itself in its place")
     data = map_file(path)
     if not frames.has_segment_header(data, number):
         if not last or not frames.is_unfinished(data, number):
