@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.api.errors import ProblemError, answer_refusal
 from penstock.clock import Clock
 from penstock.settings import AccountSettings, ApiSettings
-from penstock.settings.network import is_loopback, split_address
+from penstock.settings.network import accepted_hosts, host_of
 from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 __all__ = [
@@ -32,8 +32,6 @@ __all__ = [
     "RateLimit",
     "SafeHeaders",
     "TokenAccounts",
-    "accepted_hosts",
-    "host_of",
     "is_foreign",
     "known_caller",
     "require_admin",
@@ -165,7 +163,6 @@ class RateLimit:
         return wait
 
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEADERS = {
@@ -180,21 +177,6 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _TLS_ONLY = {"Strict-Transport-Security": "max-age=31536000"}
-
-
-def accepted_hosts(settings: ApiSettings) -> frozenset[str]:
-    """Return the host names that requests may use: those of the settings, its own, and loopback's."""
-    host = split_address(settings.addr)[0]
-    own = (host, *_LOOPBACK) if is_loopback(settings.addr) else (host,)
-    return frozenset(name.lower() for name in (*settings.hosts, *own))
-
-
-def host_of(authority: str) -> str:
-    """Return the host of a Host header in lower case; empty when the header is malformed."""
-    try:
-        return (urlsplit(f"//{authority}").hostname or "").lower()
-    except ValueError:
-        return ""
 
 
 def is_foreign(headers: Mapping[str, str], *, scheme: str, names: Collection[str]) -> bool:
@@ -246,7 +228,7 @@ class Gate:
         free: Iterable[str] = (),
     ) -> None:
         self._app = app
-        self._names = accepted_hosts(settings)
+        self._names = accepted_hosts(settings.addr, settings.hosts)
         self._accounts = accounts
         self._clock = clock
         self._free = frozenset(free)  # paths without a rate limit: those of probes

@@ -176,7 +176,8 @@ def store(
     )
     file = load_settings(config, metrics_addr=metrics_addr)
     settings = store_settings(options)
-    asyncio.run(serve(settings, store_client(settings, file), metrics_addr=file.metrics_addr))
+    client = store_client(settings, file)
+    asyncio.run(serve(settings, client, metrics_addr=file.metrics_addr, hosts=file.api.hosts))
 
 
 @app.command()

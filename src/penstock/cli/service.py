@@ -3,7 +3,8 @@
 The metrics server answers GET /metrics and GET /health. It handles a few requests at a time, each in a thread
 and each for a limited time; a new one takes the place of the oldest, so that scraping cannot disturb the
 service, and silent connections do not keep scrapers out. One address has at most half of the requests: beyond
-that its own oldest one makes room.
+that its own oldest one makes room. A request with an unknown host name is refused, as the API does: a web
+page has pointed its own name here, to read the names of tables.
 """
 
 import asyncio
@@ -11,12 +12,13 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from socket import AF_INET, AF_INET6, SHUT_RDWR
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, SHUT_RDWR, gethostname
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,7 +28,13 @@ from prometheus_client.exposition import choose_encoder
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from penstock.eventloop import shared_loop
-from penstock.settings.network import is_loopback, join_address, split_address
+from penstock.settings.network import (
+    accepted_hosts,
+    host_of,
+    is_loopback,
+    join_address,
+    split_address,
+)
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -58,10 +66,18 @@ class MetricServer:
         self._thread.start()
 
     @classmethod
-    def start(cls, addr: str, *, allow_remote: bool = False, registry: CollectorRegistry = REGISTRY) -> Self:
+    def start(
+        cls,
+        addr: str,
+        *,
+        allow_remote: bool = False,
+        hosts: Collection[str] = (),
+        registry: CollectorRegistry = REGISTRY,
+    ) -> Self:
         """Listen on an address; port 0 takes a free port.
 
-        It has neither TLS nor a token, so an address that other machines can reach needs `allow_remote`.
+        Requests name it by an address, by the name of this machine, or by one of `hosts`. It has neither TLS
+        nor a token, so an address that other machines can reach needs `allow_remote`.
         Raises Invalid without it, and when the address is malformed or in use.
         """
         if not allow_remote and not is_loopback(addr):
@@ -71,7 +87,8 @@ class MetricServer:
             )
         host, port = split_address(addr)
         try:
-            return cls(_Server(host, port, registry))
+            names = accepted_hosts(addr, (*hosts, gethostname()))
+            return cls(_Server(host, port, names, registry))
         except OSError as error:
             raise Invalid(
                 f"metrics cannot be served on {addr} ({error.strerror}); free the port or change metrics_addr"
@@ -98,8 +115,9 @@ class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(self, host: str, port: int, names: Collection[str], registry: CollectorRegistry) -> None:
         self.address_family = AF_INET6 if ":" in host else AF_INET
+        self.names = names
         self.registry = registry
         self._slots = threading.BoundedSemaphore(_THREADS_MAX)
         self._lock = threading.Lock()
@@ -164,13 +182,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path == "/metrics":
+        if not self._is_named():
+            text = b"the host name of the request is unknown; add it to api.hosts\n"
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain; charset=utf-8", text)
+        elif path == "/metrics":
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, content_type, encode(self.server.registry))
         elif path == "/health":
             self._answer(HTTPStatus.OK, "application/json", b'{"status":"ok"}')
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"GET /metrics or /health\n")
+
+    def _is_named(self) -> bool:
+        """Return whether the request names this server: a browser's has a Host, and an address is no name."""
+        said = self.headers.get("Host")
+        if said is None:
+            return True
+        host = host_of(said)
+        with suppress(ValueError):
+            return bool(ip_address(host))
+        return host in self.server.names
 
     def _answer(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
         self.send_response(status)
@@ -191,15 +222,15 @@ def print_ready(facts: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def serve_metrics(addr: str | None) -> Iterator[dict[str, str]]:
-    """Serve the process's metrics during the block, if an address is given.
+def serve_metrics(addr: str | None, hosts: Collection[str] = ()) -> Iterator[dict[str, str]]:
+    """Serve the process's metrics during the block, if an address is given, also by the names `hosts`.
 
     Yields the fact for `print_ready`. Raises Invalid when the address cannot be used.
     """
     if addr is None:
         yield {}
         return
-    with MetricServer.start(addr, allow_remote=True) as server:
+    with MetricServer.start(addr, allow_remote=True, hosts=hosts) as server:
         yield {"metrics": server.addr}
 
 

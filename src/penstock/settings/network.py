@@ -6,7 +6,9 @@ brackets around an IPv6 host.
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr, model_validator
 
@@ -16,7 +18,9 @@ from penstock.settings.frozen import Frozen
 __all__ = [
     "ServerTlsSettings",
     "TlsSettings",
+    "accepted_hosts",
     "check_token",
+    "host_of",
     "is_everywhere",
     "is_loopback",
     "join_address",
@@ -101,6 +105,7 @@ def read_token(token: SecretStr | None, path: Path | None, *, key: str) -> Secre
 
 
 _PORT_MAX = 65_535
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Hosts that mean every address of a machine, and the loopback host that reaches such a listener.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not listened on
 
@@ -127,6 +132,24 @@ def is_everywhere(host: str) -> bool:
 def reachable_host(host: str) -> str:
     """Return the host that reaches, from its own machine, a listener on `host`."""
     return _EVERYWHERE.get(host, host)
+
+
+def accepted_hosts(addr: str, hosts: Iterable[str] = ()) -> frozenset[str]:
+    """Return the host names that requests to a listener may use: `hosts`, its own, and loopback's.
+
+    Another name is a sign of DNS rebinding: a page has pointed its own name here, to read what it may not.
+    """
+    host = split_address(addr)[0]
+    own = (host, *_LOOPBACK) if is_loopback(addr) else (host,)
+    return frozenset(name.lower() for name in (*hosts, *own))
+
+
+def host_of(authority: str) -> str:
+    """Return the host of a Host header in lower case; empty when the header is malformed."""
+    try:
+        return (urlsplit(f"//{authority}").hostname or "").lower()
+    except ValueError:
+        return ""
 
 
 def is_loopback(addr: str) -> bool:

@@ -69,7 +69,7 @@ class ApiSettings(Frozen):
     accounts: dict[str, AccountSettings] = Field({})
     """Accounts that may use the API. Without any, loopback has an admin with the token in secrets_dir."""
     hosts: tuple[str, ...] = ()
-    """Host names to accept besides that of addr. Others are refused, so that foreign pages cannot call."""
+    """Host names to accept besides that of addr, also for metrics; a foreign page may have any other."""
     requests_per_s: float = Field(50, gt=0)
     """Average requests per second of each account, or of each address without an account."""
     requests_burst: int = Field(200, ge=1)

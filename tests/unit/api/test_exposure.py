@@ -4,10 +4,11 @@ import socket
 
 import pytest
 
-from penstock.api.security import TokenAccounts, accepted_hosts, host_of
+from penstock.api.security import TokenAccounts
 from penstock.api.server import check_exposure, open_listener
 from penstock.errors import Invalid
 from penstock.settings import AccountSettings, ApiSettings
+from penstock.settings.network import accepted_hosts, host_of
 
 TOKEN = "0123456789abcdef"
 GUARDED = {
@@ -45,8 +46,8 @@ def test_an_address_of_any_name_needs_the_names_it_is_asked_by() -> None:
 
 
 def test_the_names_it_is_asked_by() -> None:
-    assert accepted_hosts(ApiSettings(addr="10.0.0.5:1", hosts=("A.example",))) == {"10.0.0.5", "a.example"}
-    assert accepted_hosts(ApiSettings(addr="[::1]:1")) == {"::1", "127.0.0.1", "localhost"}
+    assert accepted_hosts("10.0.0.5:1", ("A.example",)) == {"10.0.0.5", "a.example"}
+    assert accepted_hosts("[::1]:1") == {"::1", "127.0.0.1", "localhost"}
 
 
 @pytest.mark.parametrize(

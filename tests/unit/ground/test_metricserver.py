@@ -61,6 +61,28 @@ def test_only_get_is_answered(server: MetricServer) -> None:
     assert refused.value.code == 501
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/health"])
+def test_a_page_that_points_its_own_name_here_reads_nothing(server: MetricServer, path: str) -> None:
+    """DNS rebinding: to the browser it is the page's own server."""
+    port = split_address(server.addr)[1]
+    for host in (f"evil.example:{port}", "localhost@evil.example", "127.0.0.1.evil.example", "", "["):
+        with pytest.raises(HTTPError) as refused:
+            get(server, path, Host=host)
+        assert b"penstock_rows" not in refused.value.read()
+        refused.value.close()
+        assert refused.value.code == 421, host
+    for host in (f"LOCALHOST:{port}", f"[::1]:{port}", "10.0.0.5", socket.gethostname()):
+        assert get(server, path, Host=host)
+
+
+def test_a_name_of_the_settings_is_accepted() -> None:
+    with MetricServer.start("0.0.0.0:0", allow_remote=True, hosts=["Db1.internal"]) as server:
+        port = split_address(server.addr)[1]
+        request = Request(f"http://127.0.0.1:{port}/metrics", headers={"Host": f"db1.internal:{port}"})
+        with urlopen(request, timeout=10) as answer:
+            assert answer.status == 200
+
+
 def test_a_header_that_makes_no_sense_harms_its_sender_only(server: MetricServer) -> None:
     with socket.create_connection(split_address(server.addr), timeout=10) as caller:
         caller.sendall(b"GET /metrics HTTP/1.0\r\nAccept: text/plain;version=;escaping\r\n\r\n")

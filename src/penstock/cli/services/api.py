@@ -21,5 +21,5 @@ def serve(settings: Settings) -> None:
     keep_files_private()
     if settings.api.audit_path is not None:
         open_audit_file(settings.api.audit_path)
-    with serve_metrics(settings.metrics_addr) as metrics:
+    with serve_metrics(settings.metrics_addr, settings.api.hosts) as metrics:
         run_until_signalled(run(settings, ready=lambda url: print_ready({"api": url} | facts | metrics)))

@@ -20,7 +20,7 @@ async def serve(settings: Settings) -> None:
     """
     keep_files_private()
     settings = with_tokens(settings, make=True)
-    with serve_metrics(settings.metrics_addr) as metrics:
+    with serve_metrics(settings.metrics_addr, settings.api.hosts) as metrics:
         await _serve(settings, metrics)
 
 

@@ -36,7 +36,7 @@ def serve(settings: Settings, *, until_idle: bool = False) -> None:
     if settings.engine == "spark":
         session.check()
     try:
-        with serve_metrics(settings.metrics_addr) as metrics:
+        with serve_metrics(settings.metrics_addr, settings.api.hosts) as metrics:
             work = _run(shared, session, metrics, until_idle=until_idle)
             run_until_signalled(work, on_signal=session.interrupt)
     finally:

@@ -43,7 +43,7 @@ def serve(settings: Settings) -> None:
     if settings.engine == "spark":
         session.check()
     try:
-        with serve_metrics(settings.metrics_addr) as metrics:
+        with serve_metrics(settings.metrics_addr, settings.api.hosts) as metrics:
             run_until_signalled(_run(shared, session, metrics), on_signal=session.interrupt)
     finally:
         session.stop()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,10 +82,16 @@ def store_client(store: StoreSettings, file: Settings) -> StoreClient:
     return StoreClient(file.kv, own)
 
 
-async def serve(settings: StoreSettings, client: StoreClient, *, metrics_addr: str | None = None) -> None:
+async def serve(
+    settings: StoreSettings,
+    client: StoreClient,
+    *,
+    metrics_addr: str | None = None,
+    hosts: Collection[str] = (),
+) -> None:
     """Serve until SIGTERM or SIGINT; print one line of JSON with the addresses once ready."""
     keep_files_private()
-    with serve_metrics(metrics_addr) as metrics:
+    with serve_metrics(metrics_addr, hosts) as metrics:
         await _serve(settings, client, metrics)
 
 
