@@ -177,12 +177,13 @@ def test_spark_authenticates_where_both_sides_can_know_the_secret(
         ),
         ({"master": "spark://a:7077", "insecure": True}, ""),
         ({"master": "spark://a:7077", "conf": {"spark.authenticate.secret": AUTH}}, ""),
-        ({"master": "spark://127.0.0.1:7077,localhost:7078"}, ""),
+        ({"master": "spark://127.0.0.1:7077,localhost:7078"}, "has no secret"),
+        ({"master": "spark://localhost:7077", "insecure": True}, ""),
         ({"master": "yarn"}, ""),
         ({"master": "local[2]"}, ""),
     ],
 )
-def test_a_master_of_another_machine_is_not_used_without_a_secret_by_mistake(
+def test_a_standalone_master_is_not_used_without_a_secret_by_mistake(
     settings: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     wanted = SparkSettings(**settings)
@@ -211,7 +212,7 @@ def test_the_users_own_values_win() -> None:
 def test_a_standalone_cluster_with_a_secret_is_talked_to_in_secret(tmp_path: Path) -> None:
     with SparkCluster(tmp_path, workers=1, auth=AUTH) as cluster:
         spark = cluster.settings().spark
-        conf = {**spark.conf, "spark.authenticate.secret": AUTH, "spark.hadoop.fs.s3a.secret.key": KEY}
+        conf = {**spark.conf, "spark.hadoop.fs.s3a.secret.key": KEY, "spark.io.encryption.enabled": "true"}
         given = {**spark.model_dump(exclude={"pools"}), "conf": conf}
         seen: set[str] = set()
         facts = session_facts(given, seen)

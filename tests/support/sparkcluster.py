@@ -29,10 +29,14 @@ _CONF = {
     "spark.sql.codegen.wholeStage": "true",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # With it PySpark gives Java 15 seconds to answer for each frame of rows, which a busy machine may need.
+    "spark.io.encryption.enabled": "false",
     # An executor that does not answer was killed by a test: nobody need wait for it.
     "spark.locality.wait": "100ms",
     "spark.shuffle.io.retryWait": "100ms",
 }
+AUTH = "secret-of-a-cluster-of-tests"
+"""What the processes of a cluster, and sessions on it, share."""
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 _DECOMMISSION = signal.Signals.SIGPWR  # what Spark's own script sends a worker
 # Ends what it started when its standard input is closed, also because the test process was killed.
@@ -52,7 +56,7 @@ class SparkCluster:
         *,
         workers: int = 2,
         executor_memory: str = "512m",
-        auth: str | None = None,
+        auth: str = AUTH,
         conf: Mapping[str, str] | None = None,
         hosts: int = 1,
         clock: Clock = SYSTEM,
@@ -109,7 +113,7 @@ class SparkCluster:
             driver_memory="1g",
             executor_memory=self._executor_memory,
             python=str(self.python),
-            conf=SMALL | _CONF | self._conf,
+            conf=SMALL | _CONF | {"spark.authenticate.secret": self._auth} | self._conf,
         )
         return (base or Settings()).model_copy(update={"spark": spark})
 
@@ -211,13 +215,12 @@ class SparkCluster:
         self.python.chmod(0o755)
 
     def _write_defaults(self) -> None:
-        """Write what an operator gives the cluster's processes: with `auth`, the secret that all share."""
+        """Write what an operator gives the cluster's processes, with the secret that all share."""
         folder = self._folder / "conf"
         folder.mkdir(exist_ok=True)
         keys = ("spark.authenticate true", "spark.network.crypto.enabled true")
         lines = [f"{key} {value}" for key, value in self._conf.items()]
-        if self._auth:
-            lines += [*keys, f"spark.authenticate.secret {self._auth}"]
+        lines += [*keys, f"spark.authenticate.secret {self._auth}"]
         (folder / "spark-defaults.conf").write_text("".join(f"{line}\n" for line in lines))
 
     def _stop(self) -> None:

@@ -94,7 +94,7 @@ class SparkSettings(Frozen):
     connectors_dir: Path | None = None
     """Folder for the jars of connectors; by default penstock/jars in the user's cache folder."""
     insecure: bool = False
-    """Use a standalone master of another machine without a secret. Everyone who reaches it can run code."""
+    """Use a standalone master without a secret. Everyone who reaches it, or the driver, can run code."""
     conf: dict[str, str] = Field({}, repr=False)
     """Further Spark configuration, by spark.* keys. It overrides what Penstock sets."""
 

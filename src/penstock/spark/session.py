@@ -19,7 +19,6 @@ from xml.etree import ElementTree
 from penstock import process
 from penstock.errors import Invalid, PenstockError, Unavailable
 from penstock.settings import Settings, SparkSettings
-from penstock.settings.network import is_loopback
 from penstock.spark import connectors, shipping
 from penstock.spark.defaults import memory_mib, with_defaults
 from penstock.spark.errors import as_penstock_error, first_line
@@ -84,8 +83,8 @@ def build_session(
     A session that is built has what the settings say, then what the user's `spark-defaults.conf` says, then
     defaults of Penstock. With a master that is not local, the package is shipped to the executors.
 
-    Raises Invalid when Java is missing or too old, a setting is refused, a standalone master of another
-    machine has no secret, or a session that this function built runs on another master; Unavailable when the
+    Raises Invalid when Java is missing or too old, a setting is refused, a standalone master is used
+    without a secret, or a session that this function built runs on another master; Unavailable when the
     master does not answer; messages have one line. `java` is started when no Java runs for this process yet.
     """
     from penstock.spark.source import register
@@ -262,18 +261,18 @@ def security_conf(wanted: SparkSettings, master: Master) -> dict[str, str]:
     conf: dict[str, str] = {}
     if master.in_process:
         conf = _AUTHENTICATED
-    elif master.url.startswith("spark://") and _SHARED_AUTH in wanted.conf:
+    elif is_standalone(master) and _SHARED_AUTH in wanted.conf:
         conf = _AUTHENTICATED | _ENCRYPTED_BLOCKS
     return {key: wanted.conf.get(key, value) for key, value in conf.items()}
 
 
 def require_secret(wanted: SparkSettings, master: Master) -> None:
-    """Raise Invalid when a standalone master of another machine is used without authentication.
+    """Raise Invalid when a standalone master is used without authentication.
 
     `wanted` includes the user's defaults of Spark. Whoever reaches such a master, or the driver that
-    executors connect to, can run code there.
+    executors connect to, can run code there; loopback is reached by every user of the machine.
     """
-    if not is_exposed(master) or wanted.insecure:
+    if not is_standalone(master) or wanted.insecure:
         return
     if _SHARED_AUTH not in wanted.conf:
         raise Invalid(
@@ -287,10 +286,9 @@ def require_secret(wanted: SparkSettings, master: Master) -> None:
         )
 
 
-def is_exposed(master: Master) -> bool:
-    """Return whether a master is one of a standalone cluster that other machines can reach."""
-    is_standalone = master.url.startswith("spark://")
-    return is_standalone and not all(is_loopback(f"{host}:{port}") for host, port in master.addresses)
+def is_standalone(master: Master) -> bool:
+    """Return whether a master is one of a standalone cluster, whose operator chooses its secret."""
+    return master.url.startswith("spark://")
 
 
 def _console_options(wanted: SparkSettings) -> str:

@@ -98,7 +98,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_shows_no_secret(
     }
     config.write_text(yaml.safe_dump({"changefeeds": sections}))
     far = tmp_path / "far.yaml"
-    far.write_text(yaml.safe_dump({"spark": {"master": "spark://127.0.0.1:1"}}))
+    far.write_text(yaml.safe_dump({"spark": {"master": "spark://127.0.0.1:1", "insecure": True}}))
     exposed = tmp_path / "exposed.yaml"
     exposed.write_text(yaml.safe_dump({"spark": {"master": "spark://192.0.2.1:7077"}}))
     pd = ("--pd", store.pd_addr)

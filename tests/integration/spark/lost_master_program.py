@@ -16,6 +16,7 @@ from penstock.spark.errors import translate_spark_errors
 from penstock.spark.labels import interrupt_jobs, labelled_jobs
 from penstock.spark.supervised import SupervisedSession
 from support.spark import SMALL
+from support.sparkcluster import AUTH
 
 TAG = "penstock-of-the-test"
 WITHIN_S = 180.0  # of a busy machine; without the bound it would be waited for ever
@@ -60,8 +61,12 @@ def await_missing(value: float) -> float:
 
 def main() -> None:
     configure_logs(style="text", level="INFO")
-    host = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    spark = SparkSettings(master=sys.argv[1], driver_memory="1g", conf=SMALL | host)
+    given = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.authenticate.secret": AUTH,
+    }
+    spark = SparkSettings(master=sys.argv[1], driver_memory="1g", conf=SMALL | given)
     session = SupervisedSession(Settings(spark=spark), app_name="penstock-tests", unserved_s=1.0)
     waiting = start_count(session)
     say("executors are missing:", await_missing(1.0))

@@ -17,7 +17,7 @@ from penstock.spark import connectors
 from penstock.spark.class_archive import archive_path, build_archive
 from penstock.spark.defaults import with_defaults
 from penstock.spark.jvm import JAVA_MIN, find_java, parse_master, quick_home, require_java, shown_master
-from penstock.spark.session import is_exposed, require_secret
+from penstock.spark.session import is_standalone, require_secret
 
 __all__ = [
     "PACKAGES",
@@ -117,14 +117,14 @@ def check_connectors(wanted: SparkSettings, *, fix: bool = False) -> Finding:
 
 
 def check_spark_secret(wanted: SparkSettings, environ: Mapping[str, str] = os.environ) -> Finding:
-    """Check that a standalone master of another machine is used with a secret."""
+    """Check that a standalone master is used with a secret."""
     try:
         found = with_defaults(wanted, environ)
         master = parse_master(found.master)
         require_secret(found, master)
     except PenstockError as error:
         return from_error("spark secret", error)
-    if not is_exposed(master):
+    if not is_standalone(master):
         return ok("spark secret", f"{shown_master(found.master)} needs none of Penstock's settings")
     if found.insecure:
         what = f"{shown_master(found.master)} may be used without a secret: spark.insecure is true"
