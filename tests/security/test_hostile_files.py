@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import Corrupt
 from penstock.eventstore import manifest_log, paths
 from penstock.object_storage import open_storage
-from support.campaign import examples
+from support.campaign import examples, fresh_seed
 from support.hostilefiles import SUBJECTS, TARGETS, Log, Manifests, Objects
 
 TESTS = Path(__file__).parents[1]
@@ -21,10 +21,12 @@ TESTS = Path(__file__).parents[1]
 def test_a_changed_file_is_named_or_does_not_matter(subject: str) -> None:
     """In a process of its own: a defect in a library would end it, or take all memory."""
     count = examples(25, 2000) if subject in TARGETS else examples(60, 5000)
-    command = [sys.executable, "-m", "support.hostilefiles", subject, str(count)]
+    seed = fresh_seed()
+    drawn = [] if seed is None else [str(seed)]
+    command = [sys.executable, "-m", "support.hostilefiles", subject, str(count), *drawn]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, f"PENSTOCK_SEED={seed}\n{done.stderr[-3000:]}"
 
 
 def test_a_footer_that_was_not_written_by_us_is_not_parsed(

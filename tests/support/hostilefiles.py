@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
 from penstock.columnar.spill_queue import SpillQueue
@@ -522,8 +523,12 @@ _sound: dict[str, Any] = {}
 
 
 def main() -> None:
-    """Run so many examples of a subject; a failure is told with the seed of its change."""
+    """Run so many examples of a subject; a failure is told with the seed of its change.
+
+    A third argument is the seed of all examples; without it they are always the same.
+    """
     name, examples = sys.argv[1], int(sys.argv[2])
+    drawn = [int(text) for text in sys.argv[3:]]
     subject = SUBJECTS[name]()
     with tempfile.TemporaryDirectory() as folder:
         pristine = Path(folder, "pristine")
@@ -538,7 +543,7 @@ def main() -> None:
             max_examples=examples,
             deadline=None,
             database=None,
-            derandomize=True,
+            derandomize=not drawn,
             suppress_health_check=list(HealthCheck),
         )
         @given(st.integers(0, 2**32))
@@ -546,7 +551,7 @@ def main() -> None:
             _run(subject, pristine, Path(folder, "work"), seed)
 
         try:
-            run()
+            (with_seed(*drawn)(run) if drawn else run)()
         finally:
             subject.close()
 
