@@ -1,9 +1,10 @@
-"""How many of a number of places one account may hold: a floor and a cap for each. Pure."""
+"""How many of a number of places one account may hold, and how often a caller may ask. Pure."""
 
 import sys
+from collections import OrderedDict
 from dataclasses import dataclass
 
-__all__ = ["UNLIMITED", "Shares"]
+__all__ = ["UNLIMITED", "RateLimit", "Shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,31 @@ class Shares:
 
 UNLIMITED = Shares(sys.maxsize // 2, sys.maxsize // 2)
 """Places without a limit."""
+
+_KEYS_MAX = 10_000
+
+
+class RateLimit:
+    """A bucket of `burst` tokens for each key, refilled with `per_s` tokens per second; a request takes one.
+
+    Above `keys_max` keys the least recently used one is dropped. Its bucket would be full again by then,
+    unless more callers than that come within one burst. The time is an argument.
+    """
+
+    def __init__(self, per_s: float, burst: int, *, keys_max: int = _KEYS_MAX) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._keys_max = keys_max
+        self._buckets: OrderedDict[str, tuple[float, float]] = (
+            OrderedDict()
+        )  # tokens, and when they were counted
+
+    def take(self, key: str, now: float) -> float:
+        """Take a token and return 0; without a token, return the seconds until there is one."""
+        tokens, at = self._buckets.pop(key, (float(self._burst), now))
+        tokens = min(float(self._burst), tokens + max(0.0, now - at) * self._per_s)
+        wait = 0.0 if tokens >= 1 else (1 - tokens) / self._per_s
+        self._buckets[key] = (tokens - 1 if not wait else tokens, now)
+        if len(self._buckets) > self._keys_max:
+            self._buckets.popitem(last=False)
+        return wait

@@ -1,6 +1,9 @@
-"""Who did what through the API can be read afterwards, and no value with it."""
+"""Who did what through the API and with commands can be read afterwards, and no value with it."""
 
+import inspect
 import json
+import os
+import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +13,12 @@ import httpx
 import pytest
 import yaml
 
-from penstock.api.audit import open_audit_file
+from penstock.audit import open_audit_file
+from penstock.cli import changefeed, job, secrets, table
 from penstock.clock import SYSTEM
 from penstock.errors import Invalid
 from support.apiworld import TOKENS
-from support.command import ServiceProcess
+from support.command import ServiceProcess, penstock
 from support.warmstore import WarmStore
 
 WAIT_S = 60.0
@@ -122,7 +126,37 @@ def test_a_file_that_is_moved_away_is_followed_by_a_new_one(audited: Audited) ->
     assert len(audited.path.with_name("audit.log.1").read_text().splitlines()) == len(before)
 
 
+def test_commands_that_change_something_are_noted_with_the_user_who_ran_them(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER"):  # whoever runs the command may set them
+        monkeypatch.setenv(name, "somebody-else")
+    before = len(audited.entries(0))
+    config = str(audited.path.parent / "penstock.yaml")
+    sink = f"file://{audited.path.parent}/lake/{SECRET}?protocol=csv"
+    made = penstock("changefeed", "create", "typed", "--sink-uri", sink, "--config", config)
+    assert made.returncode == 0, made.stderr
+    assert penstock("job", "pause", "shop.none/none", "--config", config).returncode == 2
+    told = audited.entries(before + 2)[before:]
+    assert [(each["part"], each["action"], each["object"], each["outcome"]) for each in told] == [
+        ("command", "create_changefeed", "typed", "done"),
+        ("command", "pause_job", "shop.none/none", "refused"),
+    ]
+    assert {each["user"] for each in told} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert SECRET not in audited.path.read_text()
+
+
+def test_every_command_is_noted_that_may_change_something() -> None:
+    only_read = {"list", "query", "status", "usage", "verify", "run"}
+    for module in (changefeed, job, secrets, table):
+        for command in module.app.registered_commands:
+            assert command.callback is not None
+            name = (command.name or command.callback.__name__).rstrip("_")
+            noted = "audit_command(" in inspect.getsource(command.callback)
+            assert noted == (name not in only_read), f"{module.__name__} {name}"
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "none").write_text("in the way")
     with pytest.raises(Invalid, match=r"audit log .*none/audit\.log cannot be written .*api\.audit_path"):
-        open_audit_file(tmp_path / "none" / "audit.log")
+        open_audit_file(tmp_path / "none" / "audit.log", "api")

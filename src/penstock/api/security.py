@@ -1,12 +1,11 @@
 """What every request passes before its route: host names, callers by bearer token, rate limits, safe headers.
 
-`Gate` refuses requests, `TokenAccounts` finds callers, `RateLimit` is pure: the time is an argument.
+`Gate` refuses requests, `TokenAccounts` finds callers.
 """
 
 import hashlib
 import hmac
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,6 +21,7 @@ from penstock.api.errors import ProblemError, answer_refusal
 from penstock.clock import Clock
 from penstock.settings import AccountSettings, ApiSettings
 from penstock.settings.network import accepted_hosts, host_of
+from penstock.shares import RateLimit
 from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Authenticated",
     "Caller",
     "Gate",
-    "RateLimit",
     "SafeHeaders",
     "TokenAccounts",
     "is_foreign",
@@ -132,35 +131,6 @@ Admin = Annotated[Caller, Depends(require_admin)]
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-_KEYS_MAX = 10_000
-
-
-class RateLimit:
-    """A bucket of `burst` tokens for each key, refilled with `per_s` tokens per second; a request takes one.
-
-    Above `keys_max` keys the least recently used one is dropped. Its bucket would be full again by then,
-    unless more callers than that come within one burst.
-    """
-
-    def __init__(self, per_s: float, burst: int, *, keys_max: int = _KEYS_MAX) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._keys_max = keys_max
-        self._buckets: OrderedDict[str, tuple[float, float]] = (
-            OrderedDict()
-        )  # tokens, and when they were counted
-
-    def take(self, key: str, now: float) -> float:
-        """Take a token and return 0; without a token, return the seconds until there is one."""
-        tokens, at = self._buckets.pop(key, (float(self._burst), now))
-        tokens = min(float(self._burst), tokens + max(0.0, now - at) * self._per_s)
-        wait = 0.0 if tokens >= 1 else (1 - tokens) / self._per_s
-        self._buckets[key] = (tokens - 1 if not wait else tokens, now)
-        if len(self._buckets) > self._keys_max:
-            self._buckets.popitem(last=False)
-        return wait
 
 
 _PORTS = {"http": 80, "https": 443}

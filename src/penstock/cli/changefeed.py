@@ -48,11 +48,13 @@ def create(
     pd: Pd = None,
 ) -> None:
     """Create a changefeed from its section of the settings file, overridden by the options."""
+    from penstock.audit import audit_command
     from penstock.control import changefeeds
     from penstock.control.deployment import open_deployment
 
     options = _options(sink_uri=sink_uri, tables=table, start=_start(start), target_ts=target_ts)
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "create_changefeed", name), open_deployment(settings) as deployment:
         feed = changefeeds.create_from_options(deployment, name, options)
     print_json(changefeeds.changefeed_details(feed))
 
@@ -87,10 +89,12 @@ def query(name: Name, config: Config = None, pd: Pd = None) -> None:
 @app.command()
 def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Pause a changefeed. No change is lost: `resume` continues from its checkpoint."""
+    from penstock.audit import audit_command
     from penstock.control import changefeeds
     from penstock.control.deployment import open_deployment
 
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "pause_changefeed", name), open_deployment(settings) as deployment:
         feed = changefeeds.pause_changefeed(deployment, name)
     print_json(changefeeds.changefeed_summary(feed))
 
@@ -98,10 +102,12 @@ def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
 @app.command()
 def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Resume a changefeed that was paused or has failed."""
+    from penstock.audit import audit_command
     from penstock.control import changefeeds
     from penstock.control.deployment import open_deployment
 
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "resume_changefeed", name), open_deployment(settings) as deployment:
         feed = changefeeds.resume_changefeed(deployment, name)
     print_json(changefeeds.changefeed_summary(feed))
 
@@ -116,11 +122,13 @@ def update(
     pd: Pd = None,
 ) -> None:
     """Change a paused changefeed by the options; without any, to its section of the settings file."""
+    from penstock.audit import audit_command
     from penstock.control import changefeeds
     from penstock.control.deployment import open_deployment
 
     options = _options(sink_uri=sink_uri, tables=table, target_ts=target_ts)
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "update_changefeed", name), open_deployment(settings) as deployment:
         feed = changefeeds.update_from_options(deployment, name, options)
     print_json(changefeeds.changefeed_details(feed))
 
@@ -128,10 +136,12 @@ def update(
 @app.command()
 def remove(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Remove a changefeed; its files stay."""
+    from penstock.audit import audit_command
     from penstock.control import changefeeds
     from penstock.control.deployment import open_deployment
 
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "remove_changefeed", name), open_deployment(settings) as deployment:
         changefeeds.remove_changefeed(deployment, name)
     print_json({"id": name, "state": "removed"})
 

@@ -90,6 +90,7 @@ def register(
     pd: Pd = None,
 ) -> None:
     """Register a job. It first copies all rows of its table, then applies the changes."""
+    from penstock.audit import audit_command
     from penstock.control.deployment import open_deployment
     from penstock.control.jobs import parse_options, read_spec, register_job
     from penstock.jobs.job import JobId
@@ -108,19 +109,21 @@ def register(
         span=span,
         verify=verify,
     )
-    with open_deployment(loaded) as deployment:
+    with audit_command(loaded, "register_job", name), open_deployment(loaded) as deployment:
         print_json(register_job(deployment, job_id, read_spec(spec, given)))
 
 
 @app.command()
 def unregister(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Unregister a job; its target stays as it is."""
+    from penstock.audit import audit_command
     from penstock.control.deployment import open_deployment
     from penstock.control.jobs import unregister_job
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "unregister_job", name), open_deployment(settings) as deployment:
         unregister_job(deployment.jobs(), job_id)
     print_json({"job": str(job_id), "state": "unregistered"})
 
@@ -149,6 +152,7 @@ def update(
     pd: Pd = None,
 ) -> None:
     """Change a job; what is not given stays. The change applies from the next iteration on."""
+    from penstock.audit import audit_command
     from penstock.control.deployment import open_deployment
     from penstock.control.job_views import job_details
     from penstock.control.jobs import parse_options, read_spec, update_job
@@ -167,7 +171,7 @@ def update(
         span=span,
         verify=verify,
     )
-    with open_deployment(loaded) as deployment:
+    with audit_command(loaded, "update_job", name), open_deployment(loaded) as deployment:
         change = read_spec(spec, given)
         job = update_job(deployment.jobs(), loaded, job_id, change, interrupt=interrupt)
         print_json(job_details(job, allowed_code=loaded.jobs.allowed_code))
@@ -229,13 +233,15 @@ def status(
 @app.command()
 def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Pause a job: start no more iterations. A running iteration runs to its end."""
+    from penstock.audit import audit_command
     from penstock.control.deployment import open_deployment
     from penstock.control.job_views import job_summary
     from penstock.control.jobs import run_transaction
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "pause_job", name), open_deployment(settings) as deployment:
         jobs = deployment.jobs()
         job = run_transaction(jobs, lambda txn: jobs.pause_job(txn, job_id))
         print_json(job_summary(job))
@@ -244,13 +250,15 @@ def pause(name: Name, config: Config = None, pd: Pd = None) -> None:
 @app.command()
 def resume(name: Name, config: Config = None, pd: Pd = None) -> None:
     """Resume a job that is paused, or was stopped by an error."""
+    from penstock.audit import audit_command
     from penstock.control.deployment import open_deployment
     from penstock.control.job_views import job_summary
     from penstock.control.jobs import run_transaction
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "resume_job", name), open_deployment(settings) as deployment:
         jobs = deployment.jobs()
         job = run_transaction(jobs, lambda txn: jobs.resume_job(txn, job_id))
         print_json(job_summary(job))
@@ -285,13 +293,15 @@ def repair(
     pd: Pd = None,
 ) -> None:
     """Repair the rows that differ in a job's target and resume the job, also after TRUNCATE of its table."""
+    from penstock.audit import audit_command
     from penstock.control.deployment import open_deployment
     from penstock.control.job_views import repair_details
     from penstock.control.verify import repair_target
     from penstock.jobs.job import JobId
 
     job_id = JobId.parse(name)
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "repair_job", name), open_deployment(settings) as deployment:
         print_json(repair_details(job_id, repair_target(deployment, job_id, rebuild=rebuild)))
 
 

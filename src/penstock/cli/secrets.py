@@ -29,18 +29,22 @@ def rotate(
     pd: Pd = None,
 ) -> None:
     """Make a new key, or take the prepared one, and seal every secret with it. Former keys stay."""
+    from penstock.audit import audit_command
     from penstock.control.deployment import open_deployment
     from penstock.control.secrets import rotate_key
 
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "rotate_key"), open_deployment(settings) as deployment:
         print_json(rotate_key(deployment, prepare=prepare, lost=lost))
 
 
 @app.command()
 def prune(config: Config = None, pd: Pd = None) -> None:
     """Drop former keys, after every secret is sealed with the newest one."""
+    from penstock.audit import audit_command
     from penstock.control.deployment import open_deployment
     from penstock.control.secrets import prune_keys
 
-    with open_deployment(load_settings(config, pd)) as deployment:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "prune_keys"), open_deployment(settings) as deployment:
         print_json(prune_keys(deployment))

@@ -14,6 +14,7 @@ from penstock.cli.output import format_size, load_settings, print_facts, print_j
 if TYPE_CHECKING:
     from penstock.control.bulk import BulkEngine
     from penstock.control.table_import import OnProgress
+    from penstock.settings import Settings
 
 __all__ = ["app"]
 
@@ -64,9 +65,11 @@ def load(
     capture.tables name the table waits for the load, and goes on from its timestamp without a gap. The same
     command continues an interrupted load.
     """
+    from penstock.audit import audit_command
     from penstock.control import bulk
 
-    with _engine(config, pd, "loading", table) as engine:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "load_table", table), _engine(settings, "loading", table) as engine:
         report = bulk.load(engine, table, restart=restart)
     facts = asdict(report)
     _answer(facts, facts | {"size_bytes": format_size(report.size_bytes)}, as_json=as_json)
@@ -78,9 +81,11 @@ def merge(table: TableName, config: ConfigFile = None, pd: PdAddrs = None, as_js
 
     Captures merge small tables by themselves. Readers go on meanwhile.
     """
+    from penstock.audit import audit_command
     from penstock.control import bulk
 
-    with _engine(config, pd, "merging", table) as engine:
+    settings = load_settings(config, pd)
+    with audit_command(settings, "merge_table", table), _engine(settings, "merging", table) as engine:
         report = bulk.merge(engine, table)
     _answer(asdict(report), asdict(report), as_json=as_json)
 
@@ -102,7 +107,7 @@ def verify(
     """
     from penstock.control import bulk
 
-    with _engine(config, pd, "comparing", table) as engine:
+    with _engine(load_settings(config, pd), "comparing", table) as engine:
         report = bulk.compare_table(engine, table, ts=ts)
     facts = {**asdict(report), "same": report.same}
     shown = facts | {
@@ -117,11 +122,10 @@ def verify(
 
 
 @contextmanager
-def _engine(config: Path | None, pd: list[str] | None, what: str, table: str) -> Iterator["BulkEngine"]:
+def _engine(settings: "Settings", what: str, table: str) -> Iterator["BulkEngine"]:
     """Yield what runs the tasks; show how many of them are done on a terminal."""
     from penstock.control.bulk import open_engine
 
-    settings = load_settings(config, pd)
     if not sys.stderr.isatty():
         with open_engine(settings) as engine:
             yield engine
@@ -175,6 +179,7 @@ def import_(
 
     The same command continues after a kill where the last commit ended.
     """
+    from penstock.audit import audit_command
     from penstock.control.table_import import ImportOptions, import_files
     from penstock.errors import Invalid
     from penstock.kv import Client
@@ -193,6 +198,7 @@ def import_(
     )
     settings = load_settings(config, pd)
     with (
+        audit_command(settings, "import_table", table),
         Client.connect(settings.pd_addrs, tls=settings.tls, settings=settings.kv) as client,
         _progress() as show,
     ):

@@ -89,7 +89,7 @@ class ApiSettings(Frozen):
     rows_max: int = Field(100_000, ge=1)
     """Most rows of one response. Further requests get the rest."""
     audit_path: Path | None = None
-    """File for the audit log, who did what; without one its entries are lines of the API's log."""
+    """File for the audit log of API, captures and commands; without one, services log the entries."""
     readers: int = Field(4, ge=1, le=64)
     """Reads, searches, comparisons and checks of sinks at once. An account that runs none gets one more."""
     reader_stall_s: float = Field(30, gt=0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.api.security import RateLimit
+from penstock.shares import RateLimit
 
 
 def taken(limit: RateLimit, key: str, now: float, times: int) -> list[bool]:

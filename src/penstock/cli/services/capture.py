@@ -4,6 +4,7 @@ import asyncio
 import signal
 
 from penstock import tracing
+from penstock.audit import open_audit_file
 from penstock.cli.service import print_ready, serve_metrics
 from penstock.durable_files import keep_files_private
 from penstock.eventstore.capture.capture import Capture
@@ -20,6 +21,8 @@ async def serve(settings: Settings) -> None:
     """
     keep_files_private()
     settings = with_tokens(settings, make=True)
+    if settings.api.audit_path is not None:
+        open_audit_file(settings.api.audit_path, "capture")
     with serve_metrics(settings.metrics_addr, settings.api.hosts) as metrics:
         await _serve(settings, metrics)
 

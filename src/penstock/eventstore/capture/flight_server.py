@@ -23,12 +23,14 @@ import grpc
 import pyarrow as pa
 from pydantic import SecretStr
 
+from penstock.audit import write_entry
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Corrupt, Invalid, PenstockError, StaleRead, Unavailable
 from penstock.eventstore.read.flight_client import CORRUPT, HEADER, bearer, write_stale
 from penstock.metrics import FLIGHT_REFUSED_TOTAL
 from penstock.settings import CaptureSettings
 from penstock.settings.network import is_loopback
+from penstock.shares import RateLimit
 
 __all__ = [
     "OPEN",
@@ -42,6 +44,8 @@ __all__ = [
     "encode_field",
 ]
 
+_NOTED_PER_S, _NOTED_BURST = 1, 20
+"""Refused calls of an address that the audit log has; more are counted only: they would fill its disk."""
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 _METHODS = frozenset(
     {
@@ -211,6 +215,8 @@ class FlightServer:
         self._access = access
         self._limits = limits = limits or FlightLimits()
         self._clock = clock
+        self._noted = RateLimit(_NOTED_PER_S, _NOTED_BURST)
+        self._noting = threading.Lock()
         self._lock = threading.Lock()
         self._board: CallBoard[_Call] = CallBoard(limits.calls, limits.makes_room_s)
         self._closed = threading.Event()
@@ -252,6 +258,14 @@ class FlightServer:
     def refuse(self, metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
         """Return why a caller gets nothing; None when it may call."""
         return self._access.refuse(metadata)
+
+    def note_refusal(self, method: str, peer: str) -> None:
+        """Write a call that was refused to the audit log, unless its address makes many of them."""
+        address = peer.partition(":")[2].rpartition(":")[0]
+        with self._noting:
+            wait_s = self._noted.take(address, self._clock.monotonic())
+        if not wait_s:
+            write_entry(f"flight {method}", None, "refused", account=None, client=address)
 
     def serve(self, name: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer one call, in a thread of its own."""
@@ -358,6 +372,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic
         def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             if refusal is not None:
                 FLIGHT_REFUSED_TOTAL.labels("token").inc()
+                self._server.note_refusal(name, context.peer())
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
             return self._server.serve(name, requests, context)
 
