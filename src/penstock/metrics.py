@@ -404,6 +404,10 @@ SINK_HELD_BYTES = Gauge(
     "Bytes of history that an account's changefeeds hold back, for accounts with bytes_held_max.",
     ["account"],
 )
+SINK_ABANDONED_CHANGEFEEDS = Gauge(
+    "penstock_sink_abandoned_changefeeds",
+    "Runs of changefeeds that were ended and of which a call of the target has not returned.",
+)
 SINK_CHECKPOINT_LAG_SECONDS = Gauge(
     "penstock_sink_checkpoint_lag_seconds",
     "Seconds by which the checkpoint of a changefeed lags behind the clock.",

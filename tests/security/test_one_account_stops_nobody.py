@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 import pytest
 from prometheus_client import REGISTRY
 
+from penstock.changefeeds import run as changefeed_run
 from penstock.changefeeds import runner as changefeed_runner
-from penstock.changefeeds.commands import create_changefeed
+from penstock.changefeeds.commands import create_changefeed, pause_changefeed, resume_changefeed
 from penstock.changefeeds.engines.engine import Chunk, DirectFile, DirectResult, EncodeWork, SinkEngine
 from penstock.changefeeds.engines.local import LocalEngine
+from penstock.changefeeds.model import ChangefeedState
 from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.up.parts import move_folders
@@ -329,6 +331,9 @@ async def test_changefeeds_of_one_account_that_hang_do_not_delay_those_of_anothe
 ) -> None:
     monkeypatch.setattr(changefeed_runner, "_THREADS", Shares.of(4))
     monkeypatch.setattr(changefeed_runner, "_READS", Shares.of(4))
+    monkeypatch.setattr(changefeed_runner, "_GRACE_S", 0.2)
+    monkeypatch.setattr(changefeed_runner, "_ABANDONED_MAX", 2)
+    monkeypatch.setattr(changefeed_run, "STALL_S", 0.1)
     accounts = {
         name: {"token": f"token-of-{name}-0123456789", "targets": [f"file://{tmp_path}/{name}"]}
         for name in ("ann", "bob")
@@ -345,7 +350,9 @@ async def test_changefeeds_of_one_account_that_hang_do_not_delay_those_of_anothe
 
         async def create(account: str, name: str) -> None:
             uri = f"file://{tmp_path}/{account}/{name}?protocol=csv&flush-interval=1s"
-            section = ChangefeedSettings(sink_uri=uri, tables=(f"of_{account}.*",), start="snapshot")
+            section = ChangefeedSettings(
+                sink_uri=uri, tables=(f"of_{account}.*",), start="snapshot", lease_ttl_s=1
+            )
             now_ts = await world.now_ts()
             await create_changefeed(feeds, f"{account}-{name}", section, now_ts=now_ts, account=account)
 
@@ -360,10 +367,37 @@ async def test_changefeeds_of_one_account_that_hang_do_not_delay_those_of_anothe
             written = tmp_path / "bob" / "copy"
             await _until(lambda: bool(list(written.rglob("CDC*.csv"))), "no file of bob is written")
             assert len(_HangingEngine.calls) == 4
+            status = (await feeds.get("ann-copy0")).status
+            async with asyncio.timeout(60):
+                while "does not answer" not in status.warning:
+                    await SYSTEM.sleep(0.05)
+                    status = (await feeds.get("ann-copy0")).status
+            assert status.state is ChangefeedState.WARNING
+            assert (await feeds.get("bob-copy")).status.state is ChangefeedState.NORMAL
+            for number, count in enumerate((1, 2)):
+                await pause_changefeed(feeds, f"ann-copy{number}")
+                await _until(
+                    lambda count=count: _abandoned() == count, "a changefeed that hangs is not ended"
+                )
+            await resume_changefeed(feeds, "ann-copy0")
+            async with asyncio.timeout(60):
+                while "2 changefeeds of the account were ended" not in status.error:
+                    await SYSTEM.sleep(0.05)
+                    status = (await feeds.get("ann-copy0")).status
+            assert status.state is ChangefeedState.WARNING, "it begins no more than return"
+            assert len(_HangingEngine.calls) == 4
+            _HangingEngine.stop.set()
+            await _until(lambda: _abandoned() == 0, "what returned is counted")
+            copied = tmp_path / "ann" / "copy0"
+            await _until(lambda: bool(list(copied.rglob("CDC*.csv"))), "it does not begin again")
         finally:
             _HangingEngine.stop.set()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+def _abandoned() -> float:
+    return REGISTRY.get_sample_value("penstock_sink_abandoned_changefeeds") or 0.0
 
 
 def _series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:

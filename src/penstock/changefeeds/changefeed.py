@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
-from penstock.changefeeds.failures import GIVE_UP_S, FailureTracker
+from penstock.changefeeds.failures import GIVE_UP_S, STALL_S, FailureTracker
 from penstock.changefeeds.model import ChangefeedState, ProgressStore
 from penstock.changefeeds.resume import ChangefeedOptions, restore_progress
 from penstock.changefeeds.run import ChangefeedRun
@@ -48,6 +48,7 @@ class Changefeed:
         self._current_run: ChangefeedRun | None = None
         self._end_state: ChangefeedState | None = None
         self._attempt = 0
+        self._opening_at: float | None = None
 
     @property
     def state(self) -> ChangefeedState:
@@ -63,7 +64,14 @@ class Changefeed:
 
     @property
     def warning(self) -> str:
-        """Which tables it goes on without or waits for, and the remedy; empty when no table is missing."""
+        """Which tables it goes on without or waits for, or that its target does not answer, and the remedy.
+
+        Empty when it is well.
+        """
+        if self._opening_at is not None:
+            opening_s = self._clock.monotonic() - self._opening_at
+            silent = f"its target has not answered for {opening_s:.0f} s; look at the target"
+            return silent if opening_s >= STALL_S else ""
         return self._current_run.warning if self._current_run is not None else ""
 
     @property
@@ -88,6 +96,7 @@ class Changefeed:
 
     async def _run_once(self) -> bool:
         """Resume and run; return whether the changefeed is finished. Wait after a failure that may pass."""
+        self._opening_at = self._clock.monotonic()
         try:
             resumed = await restore_progress(
                 self._changefeed_id,
@@ -109,8 +118,10 @@ class Changefeed:
                 reading=self._reading,
                 clock=self._clock,
             )
+            self._opening_at = None
             await self._current_run.run()
         except Exception as error:  # noqa: BLE001 - whatever it was, the next try starts from the stored progress
+            self._opening_at = None
             await self._clock.sleep(self._record(error))
             return False
         self._end_state = ChangefeedState.FINISHED

@@ -308,6 +308,11 @@ class Dispatchers:
         """Count a dispatcher among those with unflushed changes: it gave a slice to the sink."""
         self._unflushed[dispatcher.span.id] = dispatcher
 
+    @property
+    def are_writing(self) -> bool:
+        """Whether the sink has changes of some that are not on the remote."""
+        return any(not dispatcher.progress.flushed for dispatcher in self._unflushed.values())
+
     def rest(self, dispatcher: Dispatcher, *, for_good: bool = False) -> None:
         """Make an active dispatcher idle that has every change of its table; `for_good`: it needs no more."""
         del self.active[dispatcher.span.id]

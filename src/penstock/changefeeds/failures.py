@@ -11,6 +11,8 @@ from penstock.retry import EQUAL_JITTER, BackoffPolicy
 T = TypeVar("T")
 
 GIVE_UP_S = 30 * 60.0
+STALL_S = 10 * 60.0
+"""After so many seconds in which a target was asked and nothing came to it, a changefeed says so."""
 RETRY_BACKOFF = BackoffPolicy(base_s=0.5, cap_s=60.0, jitter=EQUAL_JITTER)
 _ERROR_CHARS_MAX = 500
 _PERMANENT = (Corrupt, Fenced, Invalid, StaleRead)

@@ -17,7 +17,7 @@ from penstock.changefeeds.dispatcher import (
     Read,
     ReadPace,
 )
-from penstock.changefeeds.failures import RETRY_BACKOFF, FailureTracker
+from penstock.changefeeds.failures import RETRY_BACKOFF, STALL_S, FailureTracker
 from penstock.changefeeds.model import (
     DispatcherRecord,
     LeftOutTable,
@@ -91,6 +91,7 @@ class ChangefeedRun:
         self._repairs = FileRepair(source, files, sink, options, clock)
         self._repairing: dict[str, FailingDispatcher] = {}  # whose repair has failed and is tried again
         self._moved_at = clock.monotonic()  # something came to the remote
+        self._answered_at = self._moved_at  # it took something, or there was nothing to take
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ready: deque[tuple[Dispatcher, Read]] = deque()
@@ -251,7 +252,8 @@ class ChangefeedRun:
         ]
         left_out = tuple(self._ddls.left_out.values())
         unknown = _describe_unknown(self._ddls.unknown)
-        warnings = self._check_failing(), _describe_missed(missed), unknown, describe_left_out(left_out)
+        trouble = self._check_failing() or self._describe_stall()
+        warnings = trouble, _describe_missed(missed), unknown, describe_left_out(left_out)
         self.warning = "; ".join(filter(None, warnings))
 
     def _check_failing(self) -> str:
@@ -262,6 +264,19 @@ class ChangefeedRun:
         first = min(failing, key=lambda dispatcher: dispatcher.since)
         self._failures.give_up_after(max(first.since, self._moved_at), first.error)
         return _describe_failing(len(failing), self._failures.describe(first.error))
+
+    def _describe_stall(self) -> str:
+        """Return that nothing comes to the remote and nothing fails either; empty when that is not so."""
+        now = self._clock.monotonic()
+        if not (self._is_publishing or self._dispatchers.are_writing):
+            self._answered_at = now
+        silent_s = now - self._answered_at
+        if silent_s < max(STALL_S, 4 * self._options.flush_interval_s):
+            return ""
+        return (
+            f"nothing was written for {silent_s:.0f} s although something waits: its target does not answer,"
+            " or other changefeeds of its account hold all calls; look at the target"
+        )
 
     def _log_left_out(self, table: LeftOutTable) -> None:
         facts = {"changefeed": self._changefeed_id, "table": table.name, "reason": table.reason}
@@ -334,14 +349,14 @@ class ChangefeedRun:
             return
         self._dispatchers.add_unflushed(dispatcher)
         event.add_post_enqueue(partial(self._wake, dispatcher))
-        event.add_post_flush(self._note_moved)
+        event.add_post_flush(self._note_written)
         if asked.start.handle is not None:  # inside a snapshot the checkpoint may not move for hours
             event.add_post_flush(self._note_progress_inside)
         self._sink.add_dml_event(event)
         self._start_reads()
 
-    def _note_moved(self) -> None:
-        self._moved_at = self._clock.monotonic()
+    def _note_written(self) -> None:
+        self._moved_at = self._answered_at = self._clock.monotonic()
 
     def _note_progress_inside(self) -> None:
         """Count a flushed slice as progress, unless consumers are still to get a checkpoint."""
@@ -374,6 +389,7 @@ class ChangefeedRun:
     def _note_published(self) -> None:
         if self._sink.published_ts > self._published_ts:
             self._published_ts = self._sink.published_ts
+            self._answered_at = self._clock.monotonic()
             self._failures.clear()
 
     async def _keep_checkpoint_if_due(self) -> None:

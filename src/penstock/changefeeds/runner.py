@@ -1,10 +1,15 @@
-"""The process that runs changefeeds: it takes those that no process runs, until they are stopped."""
+"""The process that runs changefeeds: it takes those that no process runs, until they are stopped.
+
+A call of a target that never returns keeps its thread, and its place among the account's calls, for ever. So
+a changefeed that is stopped meanwhile is abandoned: its lease is given up, and it may run again. What returns
+later is fenced. An account of which too many do not return begins no other changefeed.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.changefeeds.changefeed import Changefeed
@@ -29,7 +34,7 @@ from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
 from penstock.eventloop import AccountPlaces, Place, call_in_thread
 from penstock.follow.follower import SliceFollower
 from penstock.follow.holds import HeldHistory, choose_released, held_limits
-from penstock.metrics import SINK_HELD_BYTES
+from penstock.metrics import SINK_ABANDONED_CHANGEFEEDS, SINK_HELD_BYTES
 from penstock.secret_references import UnresolvedReference
 from penstock.settings import ChangefeedSettings, Settings, parse_changefeed
 from penstock.shares import Shares
@@ -37,6 +42,8 @@ from penstock.shares import Shares
 _POLL_S = 1.0
 _HELD_LAG_S = 60.0  # one that is less behind holds back little
 _MEASURE_S = 60.0
+_GRACE_S = 300.0  # to write what was read when it is stopped; its lease may have gone to others before
+_ABANDONED_MAX = 8  # of an account
 # For changefeeds that were stored before the lease time was a setting.
 _TTL_S = float(ChangefeedSettings.model_fields["lease_ttl_s"].default)
 
@@ -51,6 +58,28 @@ class AccountLimits:
     thread: Place
     read: Place
     spools: SpoolAllowance | None
+    abandoned: "set[asyncio.Task[None]]" = field(default_factory=set)
+    """Runs that were ended, and of which a call has not returned."""
+
+    def abandon(self, task: "asyncio.Task[None]") -> None:
+        """Count a run until it returns."""
+        self.abandoned.add(task)
+        SINK_ABANDONED_CHANGEFEEDS.inc()
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        self.abandoned.discard(task)
+        SINK_ABANDONED_CHANGEFEEDS.dec()
+        if not task.cancelled():
+            task.exception()  # retrieved: whatever it was, it came too late
+
+    def check_abandoned(self) -> None:
+        """Raise Unavailable when too many runs of the account do not return."""
+        if len(self.abandoned) >= _ABANDONED_MAX:
+            raise Unavailable(
+                f"{len(self.abandoned)} changefeeds of the account were ended, and their targets do not"
+                " answer; this one begins when some do, or when its process is started again"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +352,7 @@ class _RunningChangefeed:
     ) -> None:
         mask = secrets_of_sink(settings)
         async with self._store_failure(lease, mask):
+            self._limits.check_abandoned()
             # A provider of secrets, or the file system of a tenant's target, may be slow.
             async with self._limits.thread():
                 options = await call_in_thread(confined_sink_options, self._settings, info.account, settings)
@@ -380,17 +410,29 @@ class _RunningChangefeed:
         try:
             await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (running, watching, cleaning):
-                task.cancel()
-            await asyncio.gather(running, watching, cleaning, return_exceptions=True)
-        if running.cancelled():
-            watching.result()  # raises when the lease was lost
+            await self._end((running, watching, cleaning))
+        if not running.done() or running.cancelled():
+            if watching.done() and not watching.cancelled():
+                watching.result()  # raises when the lease was lost
             return
         failure = running.exception()
         if not isinstance(failure, Fenced):
             await lease.keep_state(changefeed.state, changefeed.error, changefeed.warning)
         if failure is not None:
             raise failure
+
+    async def _end(self, tasks: "Sequence[asyncio.Task[None]]") -> None:
+        """Cancel tasks and wait for them; abandon those of which a call of the target does not return."""
+        for task in tasks:
+            task.cancel()
+        _, pending = await asyncio.wait(tasks, timeout=_GRACE_S)
+        for task in pending:
+            self._limits.abandon(task)
+        if pending:
+            _log.warning(
+                "a changefeed was ended, but a call of its target does not return; it keeps its thread",
+                extra={"changefeed": self._changefeed_id},
+            )
 
     async def _watch(self, lease: LeasedProgress, info: ChangefeedInfo, changefeed: Changefeed) -> None:
         """Renew the lease and store the changefeed's state; return when it is stopped or changed.

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
+from penstock.changefeeds.failures import STALL_S
 from penstock.changefeeds.model import ChangefeedState, DoneDdls
 from penstock.follow.slices import Position
 from support.ddlevents import (
@@ -53,6 +54,41 @@ async def test_an_early_wake_does_not_advance_the_checkpoint(world) -> None:
     assert w.feed.checkpoint_ts == 30
     await w.sink.flush(dispatcher_id)
     await w.reached(50)
+
+
+async def test_a_remote_that_takes_nothing_is_told_until_it_does_and_an_idle_one_is_not(world) -> None:
+    w = world(A, sink_options={"write": False})
+    w.source.advance(50)
+    w.start()
+    await w.until(lambda: w.clock.now > 2 * STALL_S)
+    assert w.feed.state is ChangefeedState.NORMAL, "there was nothing to write"
+    w.source.put(1, 60)
+    w.source.advance(70)
+    asked_at = w.clock.now
+    await w.until(lambda: w.feed.state is ChangefeedState.WARNING)
+    assert w.clock.now - asked_at >= STALL_S
+    assert "its target does not answer" in w.feed.warning
+    (dispatcher_id,) = w.progress.kept
+    await w.sink.flush(dispatcher_id)
+    await w.until(lambda: w.feed.state is ChangefeedState.NORMAL)
+
+
+async def test_a_target_that_does_not_answer_at_the_start_is_told(world) -> None:
+    w = world(A)
+    asked = asyncio.Event()
+
+    async def ask() -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    w.source.advance(50)
+    w.open_sink = ask
+    w.start()
+    await w.until(asked.is_set)
+    w.clock.now += STALL_S
+    assert w.feed.state is ChangefeedState.WARNING
+    assert "its target has not answered for 60" in w.feed.warning
+    await w.pause()
 
 
 async def test_a_dispatcher_that_is_not_woken_reads_nothing_more(world) -> None:
