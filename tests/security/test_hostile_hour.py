@@ -44,7 +44,9 @@ from penstock.process import raise_file_limit
 from penstock.tables import Table
 from penstock.testing.directory import Replica
 from support.apiworld import TOKENS
+from support.blackhole import BlackHole
 from support.campaign import length
+from support.hostilerequests import MALFORMED_TICKETS, hostile_filters
 from support.upworld import UpWorld, up_world
 
 LOGGER = logging.getLogger(__name__)
@@ -102,21 +104,6 @@ MUST_MEET = (
 REFUSALS = frozenset({400, 401, 403, 404, 409, 422})
 BUSY = frozenset({429, 503})
 """Answers that say nothing of whether a request is allowed."""
-FILTERS = (
-    "name = repeat('x', 2000000000)",
-    "length(repeat(name, 2000000000)) > 1",
-    "regexp_like(name, '(a+)+(a+)+(a+)+$')",
-    "(" * 5000 + "id = 1" + ")" * 5000,
-    "id IN (SELECT id FROM items)",
-)
-TICKETS = (
-    b"[" * 100_000,
-    b'{"table_id": ' + b"9" * 10_000 + b', "from_ts": 0, "to_ts": 1}',
-    b'{"a":' * 100_000,
-    b" " * (2 << 20),
-    b'{"table_id": 1, "from_ts": 0, "to_ts": 1, "side": ["data"]}',
-    b'{"table_id": 1, "from_ts": 0, "to_ts": 1, "handle_from": "not base64!"}',
-)
 PD_METHODS = (
     "GetRegion",
     "GetRegionByID",
@@ -130,20 +117,6 @@ LEAST_ANSWERED = 0.9
 """The share of bob's requests that are answered, while strangers hold connections from his address."""
 LEAST_THREADS, LEAST_FILES, LEAST_BYTES = 50, 100, 256 << 20
 """What a part may hold more than twice of what it held after the first round."""
-
-
-class BlackHole:
-    """Accepts every connection, and never answers."""
-
-    def __init__(self) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
 
 
 @dataclass
@@ -433,7 +406,7 @@ class Attack:
         """With the right token, send tickets that are hard to parse, and read rows without taking them."""
         client, options = self._open_flight(self._flight_token)
         with client:
-            message = dice.choice(TICKETS)
+            message = dice.choice(MALFORMED_TICKETS)
             try:
                 client.do_get(flight.Ticket(message), options).read_all()
             except pa.ArrowInvalid:
@@ -496,7 +469,7 @@ class Attack:
 
     def search(self, dice: random.Random) -> None:
         """Search with filters that would run for ever, or take all memory, if the engine got them."""
-        body = {"words": "red", "filter": dice.choice(FILTERS)}
+        body = {"words": "red", "filter": dice.choice(hostile_filters("name"))}
         with self._deployment.connect("ann") as http:
             answer = http.post("/api/v1/search/of_ann.items/index", json=body)
             assert "filter" in answer.text or answer.status_code in BUSY, "another check refused the search"

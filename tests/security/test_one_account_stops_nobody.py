@@ -114,11 +114,10 @@ def _running() -> float:
     return REGISTRY.get_sample_value("penstock_jobs_running_iterations") or 0.0
 
 
-@pytest.mark.parametrize("drips", [False, True])
-async def test_webhooks_that_never_answer_do_not_delay_the_jobs_of_another_account(
-    tmp_path: Path, receiver: WebhookReceiver, *, drips: bool
+async def test_webhooks_that_drip_do_not_delay_the_jobs_of_another_account(
+    tmp_path: Path, receiver: WebhookReceiver
 ) -> None:
-    async with job_world(tmp_path) as world, HostileServer(drips=drips) as url:
+    async with job_world(tmp_path) as world, HostileServer(drips=True) as url:
         await _make_database(world, "ann", HOOKS)
         await _make_database(world, "bob", 1)
         for number in range(HOOKS):

@@ -17,25 +17,11 @@ from penstock.errors import Invalid, Unavailable
 from penstock.settings import Settings
 from penstock.tables.define import define_table
 from penstock.testing.clock import ManualClock
-from support.apiworld import TOKENS
+from support.hostilerequests import hostile_filters
 from support.indexworld import IndexWorld
-from support.upworld import UpWorld, up_world
 
 BOOKS = define_table("books", [("id", "int primary key"), ("title", "varchar(99)"), ("body", "longtext")])
-HOSTILE = (
-    "title = repeat('x', 2000000000)",
-    "length(repeat(title, 2000000000)) > 1",
-    "regexp_like(title, '(a+)+(a+)+(a+)+$')",
-    "(" * 5000 + "id = 1" + ")" * 5000,
-    "not " * 200 + "id = 1",
-    "id IN (SELECT id FROM books)",
-    "id IN (" + ", ".join(["repeat('x', 9)"] * 200) + ")",
-    "`*` = 1",
-    "* = 1",
-    "іd = 1",  # noqa: RUF001 - a Cyrillic letter
-    "_penstock IS NULL",
-    "id BETWEEN SYMMETRIC 2 AND 1",  # a part that is not listed is refused, not passed over
-)
+HOSTILE = hostile_filters("title")
 _WAIT_S = 30.0
 
 
@@ -182,71 +168,3 @@ def test_processes_of_searches_end_with_the_process_that_asks(books: IndexWorld)
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(Unavailable):
         workers.search(books.job(), "green")
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[UpWorld]:
-    """An API that is a process, with an account, and an index of three rows that the account may ask."""
-    accounts = {"root": {"token": TOKENS["root"], "admin": True}}
-    with up_world(tmp_path, api={"accounts": accounts}, up={"changefeeds": False}) as world:
-        world.db.create_database("shop")
-        world.db.create_table("shop.books", [("id", "bigint primary key"), ("title", "varchar(64)")])
-        world.db.table("shop.books").insert(
-            [{"id": number, "title": f"green {number}"} for number in range(3)]
-        )
-        options = {"uri": f"file://{tmp_path}/index", "text_columns": "title"}
-        spec = {
-            "trigger": {"job_type": "greedy"},
-            "detail": {"consumer": {"consumer": "fulltext", "options": options}},
-        }
-        client = world.client("root")
-        made = client.post("/api/v1/jobs", json={"job": "shop.books/words", "spec": spec})
-        assert made.status_code == 201, made.text
-        asked = {"q": "green"}
-        world.until(
-            lambda: client.get("/api/v1/search/shop.books/words", params=asked).status_code == 200,
-            "the index is not built",
-        )
-        yield world
-
-
-def test_the_api_answers_after_every_hostile_search_and_after_the_death_of_its_process(
-    served: UpWorld,
-) -> None:
-    client, path = served.client("root"), "/api/v1/search/shop.books/words"
-    for condition in HOSTILE:
-        answer = client.post(path, json={"words": "green", "filter": condition})
-        assert answer.status_code == 400, answer.text
-        assert "\n" not in answer.json()["detail"]
-    api = served.part("api").pid
-    (pid,) = _children(api)
-    os.kill(pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as threads:
-        hit = threads.submit(client.get, path, params={"q": "green"})
-        served.until(lambda: _searches(client.get("/metrics").text) == 1, "the search has not begun")
-        os.kill(pid, signal.SIGKILL)
-        answer = hit.result(_WAIT_S)
-    assert (answer.status_code, answer.json()["status"]) == (503, 503)
-    assert "process of the search ended" in answer.json()["detail"]
-    assert client.get(path, params={"q": "green", "filter": "id > 1"}).status_code == 200
-    assert (served.part("api").pid, served.restarts()["api"]) == (api, 0), "the API is the same process"
-
-
-def _searches(scraped: str) -> float:
-    """Return how many searches the parts of a deployment run."""
-    lines = [line for line in scraped.splitlines() if line.startswith("penstock_api_searches_running")]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-
-def _children(parent_pid: int | None) -> list[int]:
-    """Return the processes of searches that a process has started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            continue
-        if b"penstock.worker_processes" in command and int(parent) == parent_pid:
-            found.append(int(folder.name))
-    return found

@@ -171,15 +171,6 @@ def test_a_body_in_pieces_and_a_connection_that_stays_are_served(url: str) -> No
             SYSTEM.pause(CLIENT_S / 2)
 
 
-def test_a_thousand_silent_connections_shut_nobody_out() -> None:
-    """None of them is ended for being slow here: a newer one takes the place of the oldest."""
-    with api(client_timeout_s=600, connections=100, connections_per_address=60) as url, ExitStack() as held:
-        for _ in range(1005):
-            held.enter_context(connect(url))
-        for _ in range(5):
-            assert httpx.get(f"{url}/health", timeout=LATE_S).status_code == 200
-
-
 def test_requests_that_run_are_not_ended_for_new_connections() -> None:
     release = threading.Event()
     settings = parse({"pd_addrs": ["127.0.0.1:1"], "api": {"addr": "127.0.0.1:0", "connections": 2}})

@@ -11,16 +11,13 @@ from penstock import eventloop
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
 from penstock.changefeeds.store import ChangefeedStore
-from penstock.clock import TS_MAX
 from penstock.control import tenancy
 from penstock.control.tables import find_table, list_tables
-from penstock.errors import Invalid, NotFound, Unavailable
+from penstock.errors import Invalid, NotFound
 from penstock.eventstore import paths
 from penstock.eventstore.capture import tables as capture_tables
 from penstock.eventstore.capture.capture import Capture
 from penstock.eventstore.manifest_log import load
-from penstock.eventstore.read.flight_client import FlightReader
-from penstock.eventstore.read.partition import ReadRange
 from penstock.jobs.job import JobId
 from penstock.jobs.log.job_rows import LOG_NAME
 from penstock.object_storage import open_storage
@@ -76,28 +73,6 @@ async def register_webhook(world: JobWorld, url: str) -> None:
     )
     async with world.running():
         await world.caught_up("shop.items/hook", ts)
-
-
-async def test_a_default_changefeed_and_capture_have_nothing_of_the_job_log(tmp_path: Path) -> None:
-    sink = tmp_path / "sink"
-    with WebhookReceiver() as receiver:
-        async with job_world(tmp_path) as world:
-            await register_webhook(world, receiver.url)
-            async with feeding(world, sink) as feeds:
-                ts = await world.insert("shop.items", {"id": 2})
-                await sent_up_to(world, feeds, ts)
-            assert any(BEARER in value for value in receiver.seen[0].headers.values())
-            log_id = await world.table_id(LOG_NAME)
-            assert world.capture is not None
-            assert log_id not in world.capture.tables
-            with FlightReader(world.capture.flight_addr) as reader:
-                assert log_id not in [table.table_id for table in reader.tables()]
-                with pytest.raises(Unavailable):
-                    list(reader.parts(ReadRange(table_id=log_id, from_ts=0, to_ts=TS_MAX, side="data")))
-    assert (sink / "shop").is_dir()
-    assert not (sink / "penstock").exists()
-    assert not (tmp_path / "events" / paths.table_root(log_id)).exists()
-    assert files_with(BEARER, sink, tmp_path / "events", tmp_path / "capture") == []
 
 
 async def test_an_admin_may_name_the_log_exactly(tmp_path: Path) -> None:
