@@ -1,8 +1,9 @@
-"""`penstock up` with a changefeed on Spark, whose Java is killed."""
+"""`penstock up` with a changefeed on Spark, whose Java is killed; under the widest umask there is."""
 
 import json
 import os
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -105,12 +106,52 @@ class World:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
+    def readable_by_others(self) -> dict[str, str]:
+        """What of its folders, and of what its processes write to, others can do something with, and modes.
+
+        Without the target of the changefeed, which is for others, what the test itself has made, and what is
+        in a folder for temporary files that only its user may enter.
+        """
+        scratch = self.folder / "scratch"
+        ours = {self.config, self.folder / "up.log", self.folder / "copy", scratch}
+        private = {path for path in scratch.iterdir() if path.is_dir() and not path.stat().st_mode & 0o077}
+        hidden = {self.folder / "copy", *private}
+        paths = set(self.folder.rglob("*"))
+        for pid in (self.part().pid, self.java()):
+            for handle in Path(f"/proc/{pid}/fd").iterdir():
+                try:
+                    path, flags = handle.readlink(), Path(f"/proc/{pid}/fdinfo/{handle.name}").read_text()
+                except OSError:  # closed meanwhile
+                    continue
+                if int(flags.split()[3], 8) & os.O_ACCMODE and path.is_file():
+                    paths.add(path)
+        found = {}
+        for path in paths - ours:
+            if not hidden.isdisjoint(path.parents):
+                continue
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                continue
+            if mode & 0o077 and not stat.S_ISLNK(mode):
+                found[str(path)] = f"{stat.S_IMODE(mode):o}"
+        return found
+
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path)
-    with world.process:
-        yield world
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    before = os.umask(0)
+    try:
+        with world.process:
+            os.umask(before)
+            yield world
+    finally:
+        os.umask(before)
 
 
 def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_so(world: World) -> None:
@@ -134,6 +175,8 @@ def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_s
     status = world.status()
     assert status["engine"] == "spark"
     assert status["engines"]["local"] == 0
+    assert any((world.folder / "scratch").iterdir()), "Spark has no scratch files there"
+    assert world.readable_by_others() == {}
 
     os.kill(first, signal.SIGKILL)
     world.insert(4, 5)
