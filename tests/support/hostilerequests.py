@@ -28,6 +28,27 @@ _FILTERS = (
 
 _DEEP = b"[" * 100_000
 GOOD_TICKET: dict[str, Any] = {"table_id": 1, "from_ts": 0, "to_ts": 1}
+_WRONG: tuple[dict[str, Any], ...] = (
+    {"table_id": float("inf")},
+    {"table_id": float("nan")},
+    {"table_id": 1.5},
+    {"table_id": True},
+    {"table_id": -1},
+    {"table_id": 1 << 70},
+    {"table_id": "1"},
+    {"from_ts": None},
+    {"to_ts": 1 << 64},
+    {"to_ts": []},
+    {"columns": "name"},
+    {"columns": [1]},
+    {"columns": [["name"]]},
+    {"columns": {"name": 1}},
+    {"handle_from": 5},
+    {"handle_from": "not base64!"},
+    {"side": ["data"]},
+    {"side": "nothing"},
+    {"unknown": 1},
+)
 MALFORMED_TICKETS = [
     b"",
     b"null",
@@ -41,29 +62,6 @@ MALFORMED_TICKETS = [
     b'{"table_id": ' + _DEEP,
     b'{"a":' * 100_000,
     b" " * (2 << 20),
-    *(
-        json.dumps({**GOOD_TICKET, **wrong}).encode()
-        for wrong in (
-            {"table_id": float("inf")},
-            {"table_id": float("nan")},
-            {"table_id": 1.5},
-            {"table_id": True},
-            {"table_id": -1},
-            {"table_id": 1 << 70},
-            {"table_id": "1"},
-            {"from_ts": None},
-            {"to_ts": 1 << 64},
-            {"to_ts": []},
-            {"columns": "name"},
-            {"columns": [1]},
-            {"columns": [["name"]]},
-            {"columns": {"name": 1}},
-            {"handle_from": 5},
-            {"handle_from": "not base64!"},
-            {"side": ["data"]},
-            {"side": "nothing"},
-            {"unknown": 1},
-        )
-    ),
+    *(json.dumps({**GOOD_TICKET, **wrong}).encode() for wrong in _WRONG),
     b'{"table_id": ' + b"9" * 10_000 + b', "from_ts": 0, "to_ts": 1}',
 ]
