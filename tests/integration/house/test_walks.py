@@ -1,8 +1,8 @@
-"""How many files the rows pass on their way from flushed objects: to a changefeed's file, and to an index.
+"""How many files the rows pass on their way from flushed objects: to changefeeds' files, to targets of jobs.
 
-A runner works in a process of its own and every call there is seen; with `engine: local`, because calls in
-executors are not. The walk has the files
-of Penstock in which a call takes or gives
+A runner works in a process of its own and every call there is seen. The functions that Spark's tasks run are
+run there as well, because calls in executors are not seen. The walk has the files of Penstock in which a call
+takes or gives
 
 - rows: Arrow's batches, tables and arrays, if they are not empty;
 - or a payload: 2 KiB of bytes or more. What decides and keeps count has less: positions, leases, tickets,
@@ -19,41 +19,68 @@ table's rows.
 
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import yaml
 
 import penstock
+from penstock.changefeeds.engines.engine import DirectFile, DirectResult
 from penstock.changefeeds.engines.files import make_file
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.runner import ChangefeedRunner, create_configured_changefeeds
+from penstock.changefeeds.engines.rounds import Round, Rounds, RoundTask, TaskResult
+from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder, create_configured_changefeeds
 from penstock.changefeeds.store import ChangefeedStore
-from penstock.cli.services.jobs import serve
+from penstock.changes import plan_changes
+from penstock.changes.columns import choose_columns, with_deleted
+from penstock.cli.services import jobs as jobs_service
 from penstock.clock import Clock
+from penstock.consumers.kv.consumer import KvTable
+from penstock.consumers.search_index.fragment_writer import write_on_executors
 from penstock.consumers.search_index.fulltext import Fulltext
 from penstock.consumers.search_index.search import search
 from penstock.errors import Invalid
 from penstock.eventloop import run
+from penstock.follow.scans import change_options
+from penstock.follow.source import TableScan
+from penstock.jobs.iteration.range_read import RangeRead
+from penstock.jobs.iteration.rounds import ReadRound, ReadTask, TaskAnswer
+from penstock.jobs.iteration.spark_frame import (
+    FrameColumns,
+    FrameWork,
+    SharedFrame,
+    SparkFrame,
+    read_parts,
+)
 from penstock.kv import AsyncClient
 from penstock.metrics import CountedHistogram
 from penstock.proto.kvrpcpb_pb2 import GetRequest
 from penstock.settings import Settings, load
 from penstock.sources import SubscriptionClient
+from penstock.spark.arrow_types import spark_schema
 from penstock.tables import Catalog
+from support.jobdoubles import TaggedSession
 from support.jobworld import JobWorld, job_world
+
+if TYPE_CHECKING:
+    from penstock.jobs.iteration.spark_frame import DataFrame
+
+ArrowWork = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 FEED_FILES_MAX = 16
 INDEX_FILES_MAX = 21
-PAYLOAD_BYTES = 8192  # rows have more, and what manifests say of objects has less
+COPY_FILES_MAX = 20
+PAYLOAD_BYTES = 2048
 _DEPTH = 2
 _ROWS = (pa.RecordBatch, pa.Table, pa.ChunkedArray, pa.Array)
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
@@ -153,15 +180,121 @@ def _passes(value: object, depth: int = _DEPTH) -> bool:
     return False
 
 
+# Spark's tasks, in this process: calls in executors are not seen.
+
+
+class HereRounds:
+    """Implements RoundJobs: runs the tasks of files as executors do."""
+
+    cores = 1
+
+    def run(self, round_: Round, tag: str) -> list[TaskResult]:
+        del tag
+        files = tuple((number, file.target, file.direct) for number, file in enumerate(round_.files))
+        return RoundTask(files, round_.rules.patience_s, round_.rules.threads).run()
+
+    def interrupt(self, tag: str) -> None:
+        del tag
+
+
+class HereEngine(LocalEngine):
+    """Makes the files of a changefeed in rounds, as the engine on Spark does."""
+
+    def __init__(self, order: EngineOrder, rounds: Rounds) -> None:
+        super().__init__(order.options.target)
+        self._here = order.options.target, order.changefeed_id, order.account
+        self._rounds = rounds
+
+    async def make_file(self, file: DirectFile) -> DirectResult:
+        target, changefeed, account = self._here
+        return await self._rounds.make_file(target, file, changefeed=changefeed, account=account)
+
+
+class HereReads:
+    """Implements ReadJobs: runs the tasks of ranges as executors do."""
+
+    cores = 1
+
+    def run(self, round_: ReadRound, tag: str) -> list[TaskAnswer]:
+        del tag
+        works = tuple((number, part.work) for number, part in enumerate(round_.parts))
+        return list(ReadTask(works, _CHILD_S, threads=1).run())
+
+    def interrupt(self, tag: str) -> None:
+        del tag
+
+
+class HereFrame:
+    """What consumers use of a DataFrame, with rows that are there."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def where(self, condition: str) -> "HereFrame":
+        name = condition.removeprefix("NOT ")
+        return HereFrame(self._rows.filter(pc.invert(self._rows.column(name))))
+
+    def select(self, *names: str) -> "HereFrame":
+        return HereFrame(self._rows.select([name.strip("`") for name in names]))
+
+    def mapInArrow(self, work: ArrowWork, schema: object) -> "HereFrame":
+        del schema
+        return HereFrame(pa.Table.from_batches(work(iter(self._rows.to_batches()))))
+
+    def toArrow(self) -> pa.Table:
+        return self._rows
+
+
+class HereFrames:
+    """Implements Frames: runs the tasks of a DataFrame as executors do."""
+
+    def __init__(self, session: object) -> None:
+        del session
+
+    def open(self, scan: TableScan, columns: Collection[str] | None) -> SharedFrame:
+        options = change_options(scan.view, scan, columns)
+        parts = plan_changes(scan.view, scan.from_ts, scan.to_ts, partition_rows=1 << 20, **options)
+        chosen = FrameColumns(scan.schema, choose_columns(scan.schema.table, columns))
+        declared = spark_schema(with_deleted(chosen.columns), own_names=False)
+        works = [FrameWork(part, chosen, declared, scan.snapshot) for part in parts]
+        rows = pa.record_batch({"work": pa.array([pickle.dumps(work) for work in works], pa.binary())})
+        frame = HereFrame(pa.Table.from_batches(read_parts(iter([rows]))))
+        return SparkFrame(cast("DataFrame", frame), frame.toArrow().num_rows)
+
+
+class HereSession(TaggedSession):
+    """A session of a service without Java."""
+
+    def __init__(self, settings: Settings, **how: object) -> None:
+        super().__init__()
+
+    def __call__(self, account: str) -> Self:
+        return self
+
+    def get(self) -> Self:
+        return self
+
+    def check(self) -> None: ...
+
+    start = interrupt = stop = check
+
+
 async def _run_changefeeds(settings: Settings) -> None:
-    """As `penstock changefeed run --until-idle` does, with the engine beside the driver."""
+    """As `penstock changefeed run --until-idle` does."""
     async with await AsyncClient.connect(settings.pd_addrs, settings=settings.kv) as client:
         feeds = ChangefeedStore(client)
         await create_configured_changefeeds(feeds, settings, now_ts=await client.timestamp())
-        runner = ChangefeedRunner(
-            settings, feeds, lambda order: LocalEngine(order.options.target), owner="walk"
-        )
+        rounds = Rounds(HereRounds())
+        runner = ChangefeedRunner(settings, feeds, lambda order: HereEngine(order, rounds), owner="walk")
         await runner.run(until_idle=True)
+
+
+def _run_jobs(settings: Settings) -> None:
+    """As `penstock job run` does."""
+    jobs_service.SupervisedSession = HereSession  # type: ignore[assignment, misc]
+    jobs_service.SparkReadJobs = lambda session: HereReads()  # type: ignore[assignment, misc]
+    jobs_service.SparkFrames = HereFrames  # type: ignore[assignment, misc]
+    jobs_service.serve(settings)
 
 
 def _main(which: str, config: Path, result: Path) -> None:
@@ -171,13 +304,14 @@ def _main(which: str, config: Path, result: Path) -> None:
         if which == "changefeed":
             run(_run_changefeeds(settings))
         else:
-            serve(settings)
+            _run_jobs(settings)
     result.write_text(json.dumps(sorted(walk.files)))
 
 
 # The tests.
 
 ITEMS = "shop.items"
+ORDERS = "shop.orders"
 COLUMNS = [
     ("id", "bigint primary key"),
     ("name", "varchar(64)"),
@@ -195,10 +329,10 @@ def _rows(first: int, end: int, word: str) -> list[dict[str, Any]]:
     ]
 
 
-async def _flush(world: JobWorld, ts: int) -> None:
+async def _flush(world: JobWorld, table: str, ts: int) -> None:
     """Have all that was committed up to `ts` in one more object."""
-    await world.readable(ITEMS, ts)
-    table_id = await world.table_id(ITEMS)
+    await world.readable(table, ts)
+    table_id = await world.table_id(table)
     await world.do(world.capture.store.flush, table_id)
     assert world.capture.store.tables()[table_id].flushed_ts >= ts
 
@@ -255,7 +389,7 @@ async def test_rows_pass_few_files_from_an_object_to_a_changefeeds_file(tmp_path
         await world.insert(ITEMS, *_rows(0, 300, "first"))
         await world.upsert(ITEMS, *_rows(50, 100, "second"))
         ts = await world.delete(ITEMS, *range(10, 20))
-        await _flush(world, ts)
+        await _flush(world, ITEMS, ts)
         feed = {
             "sink_uri": f"file://{files}?protocol=canal-json&flush-interval=2s",
             "tables": [ITEMS],
@@ -269,26 +403,35 @@ async def test_rows_pass_few_files_from_an_object_to_a_changefeeds_file(tmp_path
     _check(walk, FEED_FILES_MAX, make_file)
 
 
-async def test_rows_pass_few_files_from_an_object_to_a_fulltext_index(tmp_path: Path) -> None:
-    job = f"{ITEMS}/words"
+async def test_rows_pass_few_files_from_an_object_to_the_targets_of_jobs(tmp_path: Path) -> None:
+    """An index takes its changes as a DataFrame; another table takes batches, which a round has read."""
+    index, copy = f"{ITEMS}/words", f"{ORDERS}/copy"
     async with job_world(tmp_path, capture=NO_OTHER_FLUSH) as world:
-        await world.create(ITEMS, COLUMNS)
-        ts = await world.insert(ITEMS, *_rows(0, 300, "first"))
-        options = {"uri": str(tmp_path / "words"), "text_columns": "name,body"}
-        await world.register(job, consumer="fulltext", options=options)
+        for table in (ITEMS, ORDERS):
+            await world.create(table, COLUMNS)
+            ts = await world.insert(table, *_rows(0, 300, "first"))
+        await world.register(
+            index, consumer="fulltext", options={"uri": str(tmp_path / "words"), "text_columns": "name,body"}
+        )
+        await world.register(copy, consumer="kv", options={"table": "shop.copy"})
         async with world.running():
-            await world.caught_up(job, ts)
-        await world.upsert(ITEMS, *_rows(200, 350, "second"))
-        ts = await world.delete(ITEMS, *range(30, 40))
-        await _flush(world, ts)
+            await world.caught_up(index, ts)
+            await world.caught_up(copy, ts)
         jobs = {"data": str(tmp_path / "traced"), "interval_s": 0.3, "greedy_interval_s": 0.05}
-        with Traced(tmp_path, "jobs", world, jobs=jobs, engine="local") as traced:
-            await world.caught_up(job, ts)
-            traced.end()
-            walk = await world.do(traced.walk)
-        found = await world.do(search, await world.job(job), "second", k=1000)
+        walks: dict[str, list[str]] = {}
+        for job, table in ((index, ITEMS), (copy, ORDERS)):
+            await world.upsert(table, *_rows(200, 350, "second"))
+            ts = await world.delete(table, *range(30, 40))
+            await _flush(world, table, ts)
+            with Traced(tmp_path, "jobs", world, jobs=jobs) as traced:
+                await world.caught_up(job, ts)
+                traced.end()
+                walks[job] = await world.do(traced.walk)
+        found = await world.do(search, await world.job(index), "second", k=1000)
         assert found.rows.num_rows == 150
-    _check(walk, INDEX_FILES_MAX, Fulltext)
+        assert (await world.rows("shop.copy")).num_rows == 340
+    _check(walks[index], INDEX_FILES_MAX, Fulltext, read_parts, write_on_executors)
+    _check(walks[copy], COPY_FILES_MAX, KvTable, ReadTask, RangeRead)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_a_row_that_changes_in_many_parts_is_there_once_as_it_was_last(
 def _wanted(scan: TableScan) -> Any:
     from penstock.changes.columns import choose_columns
 
-    return spark_frame._FrameColumns(scan.schema, choose_columns(scan.schema.table, None))
+    return spark_frame.FrameColumns(scan.schema, choose_columns(scan.schema.table, None))
 
 
 def _plan(frame: DataFrame) -> str:

@@ -38,7 +38,16 @@ if TYPE_CHECKING:
     from penstock.changes import ChangesPartition
     from penstock.tables.schema import TableInfo
 
-__all__ = ["Frames", "SharedFrame", "SparkFrame", "SparkFrames", "quote_name"]
+__all__ = [
+    "FrameColumns",
+    "FrameWork",
+    "Frames",
+    "SharedFrame",
+    "SparkFrame",
+    "SparkFrames",
+    "quote_name",
+    "read_parts",
+]
 
 
 def quote_name(name: str) -> str:
@@ -112,7 +121,7 @@ class SparkFrames:
         from penstock.spark.labels import labelled_jobs, without_tags
 
         spark = self._session()
-        frame_columns = _FrameColumns(scan.schema, choose_columns(scan.schema.table, columns))
+        frame_columns = FrameColumns(scan.schema, choose_columns(scan.schema.table, columns))
         declared = spark_schema(with_deleted(frame_columns.columns), own_names=False)
         what = f"changes of {scan.schema.name} for jobs"
         tag = f"penstock-{SYSTEM.unique_id()}"
@@ -142,7 +151,7 @@ def own_frame(frame: "DataFrame", table: "TableInfo", columns: Collection[str] |
 
 
 @dataclass(frozen=True)
-class _FrameColumns:
+class FrameColumns:
     """The columns of a frame, and the table's schema at the end of the range."""
 
     schema: "SchemaVersion"
@@ -158,7 +167,7 @@ class _Plan:
 
 
 def _plan_parts(
-    spark: "SparkSession", scan: "TableScan", columns: Collection[str] | None, frame_columns: _FrameColumns
+    spark: "SparkSession", scan: "TableScan", columns: Collection[str] | None, frame_columns: FrameColumns
 ) -> _Plan:
     from penstock.changes import plan_changes
     from penstock.changes.collect import open_range, schema_parts
@@ -184,7 +193,7 @@ def _plan_parts(
 
 
 def _open_frame(
-    spark: "SparkSession", plan: _Plan, frame_columns: _FrameColumns, declared: "StructType"
+    spark: "SparkSession", plan: _Plan, frame_columns: FrameColumns, declared: "StructType"
 ) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -194,9 +203,9 @@ def _open_frame(
     if not plan.parts:
         return spark.createDataFrame(pa.Table.from_batches([], with_deleted(frame_columns.columns)), declared)
     # Work travels as rows, and the functions are always the same: so are the plans of a table's frames.
-    packed = [pickle.dumps(_FrameWork(part, frame_columns, declared, plan.distinct)) for part in plan.parts]
+    packed = [pickle.dumps(FrameWork(part, frame_columns, declared, plan.distinct)) for part in plan.parts]
     # In the user's session: consumers join the frame with frames of theirs.
-    frame = work_frame(spark, packed).mapInArrow(_read_parts, declared)
+    frame = work_frame(spark, packed).mapInArrow(read_parts, declared)
     if plan.distinct or len(packed) == 1:
         return frame
     by_key = frame.repartition(len(packed), *(F.col(quote_name(name)) for name in keys))
@@ -204,16 +213,16 @@ def _open_frame(
 
 
 @dataclass(frozen=True)
-class _FrameWork:
+class FrameWork:
     """A part of a frame, as an executor gets it."""
 
     part: "ChangesPartition"
-    columns: _FrameColumns
+    columns: FrameColumns
     declared: "StructType"
     distinct: bool
 
 
-def _read_parts(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+def read_parts(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
     """Yield the net changes of the parts that rows name."""
     from penstock.spark.arrow_types import as_declared
 
@@ -222,7 +231,7 @@ def _read_parts(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch
         for packed in batch.column(0):
             with hide_worker_traceback():
                 # Pickled by our own driver, for our own executors.
-                work: _FrameWork = pickle.loads(packed.as_buffer())  # noqa: S301 - see above
+                work: FrameWork = pickle.loads(packed.as_buffer())  # noqa: S301 - see above
                 rows = _read_part(work.part, work.columns, distinct=work.distinct)
                 yield from as_declared(rows, work.declared)
 
@@ -261,7 +270,7 @@ def _count_traced(frame: "DataFrame", sampling: tracing.Sampling) -> tuple[int, 
 
 
 def _read_part(
-    part: "ChangesPartition", frame_columns: _FrameColumns, *, distinct: bool
+    part: "ChangesPartition", frame_columns: FrameColumns, *, distinct: bool
 ) -> "Iterable[pa.RecordBatch]":
     """Return the net changes of a part; read it again if the capture that has it gives it up meanwhile."""
     from penstock.spark.tables import require_storage
@@ -277,7 +286,7 @@ def _read_part(
 
 
 def _read_net_rows(
-    part: "ChangesPartition", frame_columns: _FrameColumns, *, distinct: bool
+    part: "ChangesPartition", frame_columns: FrameColumns, *, distinct: bool
 ) -> "Iterator[pa.RecordBatch]":
 
     with part.collect() as handle, _scratch() as folder:
