@@ -1,4 +1,4 @@
-from penstock.changes import collect_changes
+from penstock.changes import Hint, collect_changes
 from penstock.consumers.search_index.search import search
 from penstock.follow.captures import open_table
 from penstock.jobs import Consumer, DataRetriever, JobId, Jobs, JobSpec
@@ -13,6 +13,7 @@ __all__ = [
     "Client",
     "Consumer",
     "DataRetriever",
+    "Hint",
     "JobId",
     "JobSpec",
     "Jobs",

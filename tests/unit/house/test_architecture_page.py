@@ -1,7 +1,7 @@
 """The page on architecture names every module, and nothing that is not there.
 
-Tables with the head `module`, or `folder` and `modules`, name modules below the package of their section. All other
-names on the page are words of the code, or files of the repository.
+Tables with the head `module`, or `folder` and `modules`, name modules below the package of their section. All
+other names on the page are words of the code, or files of the repository.
 """
 
 import re
@@ -25,7 +25,7 @@ def modules() -> set[str]:
 
 
 def named() -> Iterator[tuple[str, str]]:
-    """The modules that the tables of the page name: the folder below the package, and the name in the cell."""
+    """The modules that the tables of the page name: their folder below the package, and the name."""
     package = folder = ""
     head: list[str] = []
     for line in PAGE.splitlines():
