@@ -102,7 +102,7 @@ docs: setup
 bench: setup
 	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-versions: # unit tests and scenarios, on each Python that is installed
+versions: # unit tests, scenarios and the wheel, on each declared Python; fails where one is not installed
 	@./tools/try-versions $(VERSIONS)
 
 matrix: java # the tests of Spark, on each version of Spark that Penstock supports

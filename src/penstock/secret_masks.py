@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-from penstock.secret_references import given_secrets, has_reference, resolve_escapes
+from penstock.secret_references import has_reference, list_given_secrets, resolve_escapes
 
 __all__ = ["MASK", "NO_SECRETS", "SecretMask", "is_secret"]
 
@@ -74,7 +74,7 @@ class SecretMask:
 
 
 def _secrets_of_option(name: str, text: str, *, hidden: bool) -> Iterator[str]:
-    given = given_secrets(text)
+    given = list_given_secrets(text)
     yield from given
     is_whole = is_secret(name) or (hidden and not name.endswith("region"))
     if has_reference(text):  # what stands beside a reference; the reference itself is named in messages

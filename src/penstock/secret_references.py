@@ -29,8 +29,8 @@ __all__ = [
     "PROVIDERS",
     "UnresolvedReference",
     "escape_references",
-    "given_secrets",
     "has_reference",
+    "list_given_secrets",
     "resolve_escapes",
     "resolve_references",
     "resolve_values",
@@ -61,7 +61,10 @@ def resolve_references(text: str) -> str:
 
 
 def resolve_values(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return a mapping with the references in its values replaced. Raises as `resolve_references` does."""
+    """Return a mapping with the references in its values replaced. Blocks while a provider answers.
+
+    Raises UnresolvedReference when there is no such secret, Invalid when there is no such provider.
+    """
     return {name: resolve_references(text) for name, text in texts.items()}
 
 
@@ -70,7 +73,7 @@ def has_reference(text: str) -> bool:
     return any(found.group() != "$${" for found in _REFERENCE.finditer(text))
 
 
-def given_secrets(text: str) -> list[str]:
+def list_given_secrets(text: str) -> list[str]:
     """Return what the references in a text led to in this process, also before they were replaced."""
     with _giving:
         return [secret for found in _REFERENCE.finditer(text) for secret in _GIVEN.get(found.group(), ())]

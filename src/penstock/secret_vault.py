@@ -70,8 +70,8 @@ def _ask(path: str, reference: str) -> bytes:
         client.stream("GET", url, headers=headers) as answer,
     ):
         if answer.status_code != httpx.codes.OK:
-            told = f"the server answered {answer.status_code}; check VAULT_ADDR"
-            reason = _REASONS.get(answer.status_code, told)
+            answered = f"the server answered {answer.status_code}; check VAULT_ADDR"
+            reason = _REASONS.get(answer.status_code, answered)
             raise UnresolvedReference(f"{reference} cannot be read: {reason}")
         body = bytearray()
         for part in answer.iter_bytes():

@@ -64,7 +64,7 @@ class TaskDied(Unavailable):
 
 
 class TaskFailed(PenstockError):
-    """A task met an error that is none of ours: a defect."""
+    """A task ended with an error that is not a PenstockError: a defect."""
 
 
 class _Broken(Exception):
@@ -220,7 +220,9 @@ def _raise_error(head: Mapping[str, Any], answered: Sequence[type[PenstockError]
     found = next((known for known in answered if known.__name__ == kind), None)
     if found is None:
         raise TaskFailed(f"a task failed by {message}; report it")
-    error = found.__new__(found)  # the message is whole; errors with more arguments made it of them
+    error = found.__new__(
+        found
+    )  # not by its constructor: that makes the message of its arguments, and this one is finished
     Exception.__init__(error, message)
     vars(error).update(head.get("facts", {}))
     raise error

@@ -172,5 +172,5 @@ def test_the_log_that_is_removed_never_had_another_name(tmp_path: Path) -> None:
         paths.name_mark("shop", "iscp_log", 3),
     ):
         storage.write(path, b"")
-    assert names.uninvited(["*.*"]) == {1}
-    assert names.uninvited(["penstock.iscp_log"]) == set()
+    assert names.find_uninvited(["*.*"]) == {1}
+    assert names.find_uninvited(["penstock.iscp_log"]) == set()

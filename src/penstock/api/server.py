@@ -46,9 +46,10 @@ async def run(settings: Settings, *, ready: Callable[[str], None], clock: Clock 
 
 @asynccontextmanager
 async def serve(app: FastAPI, api: ApiSettings) -> AsyncIterator[str]:
-    """Serve an application during the block; yield its URL. Raises as `run` does.
+    """Serve an application during the block; yield its URL.
 
-    The server handles no signals, because it does not run in the main thread.
+    The server handles no signals, because it does not run in the main thread. Raises Invalid when a setting
+    cannot work, Unavailable when the address cannot be listened on.
     """
     threads = current_default_thread_limiter()  # of this loop, for all routes
     needed = Shares.of(api.requests_at_once).most + _SPARE_THREADS

@@ -63,8 +63,9 @@ async def create_changefeed(
 ) -> ChangefeedRecord:
     """Add a changefeed of an account; `now_ts` is a current timestamp of the database.
 
-    `check` is called with all other changefeeds, in the transaction that adds this one. Raises what it
-    raises, Invalid when the changefeed could not run with its settings, AlreadyExists when the name is taken.
+    `check` is called with all other changefeeds, in the transaction that adds this one; an error of it is
+    raised, and nothing is added. Raises Invalid when the changefeed could not run with its settings,
+    AlreadyExists when the name is taken.
     """
     check_changefeed_id(changefeed_id)
     check_settings(settings)
@@ -133,8 +134,9 @@ async def update_changefeed(
     A new location gets everything after the checkpoint, and must hold no files of a changefeed.
 
     `permit` is called with the changed settings: before anything is done with them, and again in the
-    transaction that stores them. Raises what it raises, and Invalid when the changefeed runs, when it could
-    not run with the settings, or when `changes` has its start, which cannot be changed.
+    transaction that stores them; an error of it is raised, and nothing is changed. Raises Invalid when the
+    changefeed runs, when it could not run with the settings, or when `changes` has its start, which cannot be
+    changed.
     """
     if "start" in changes:
         raise Invalid("a changefeed's start cannot be changed; remove it and create another one")

@@ -198,7 +198,7 @@ class BlockEvent:
         """Return where the dispatcher of a table begins that is replicated from this DDL on.
 
         An older table may have changes of its own at `commit_ts`; the history of a new one starts there. One
-        that comes back begins with its rows of then.
+        that comes back begins with the rows that it has at `commit_ts`.
         """
         if table_id in self.recovered_ids:
             return Position(self.commit_ts, b"")
@@ -212,10 +212,10 @@ def _union_ids(schemas: Iterable[SchemaVersion | None]) -> frozenset[int]:
 def block_events(events: Iterable[DdlEvent], tables: TableFilter) -> Iterator[BlockEvent]:
     """Group DDLs, which are in order, by commit_ts; leave out what is outside the filter.
 
-    A DDL that goes on after it was told changes no physical table, and is left out too.
+    A DDL that goes on after its event changes no physical table, and is left out too.
     """
-    told_once = (event for event in events if not event.further)
-    for commit_ts, group in groupby(told_once, key=lambda event: event.commit_ts):
+    first_events = (event for event in events if not event.further)
+    for commit_ts, group in groupby(first_events, key=lambda event: event.commit_ts):
         together = tuple(group)
         parts = tuple(part for event in together if (part := tables.filter_ddl(event)) is not None)
         if parts:
@@ -293,7 +293,7 @@ class PendingDdls:
             earlier.add(scope)
         return found
 
-    def done_with(self, block: BlockEvent) -> DoneDdls:
+    def find_done(self, block: BlockEvent) -> DoneDdls:
         """Return what is done once a pending block event is."""
         unfinished = islice(self._blocks, 2)  # if it is not the first itself, the first is another
         unfinished_ts = next((commit_ts for commit_ts in unfinished if commit_ts != block.commit_ts), None)
@@ -302,7 +302,7 @@ class PendingDdls:
     def finish(self, block: BlockEvent) -> None:
         """Remove a block event: it is done. Those that overlap with it wait until it is released."""
         self._startable = None
-        self.done = self.done_with(block)
+        self.done = self.find_done(block)
         del self._blocks[block.commit_ts]
         self._leaving[block.commit_ts] = None
         for table_id in block.table_ids:

@@ -87,8 +87,8 @@ class DdlWriter:
     def learn(self, upto_ts: int) -> list[BlockEvent]:
         """Take in the DDLs up to a timestamp; return the new ones that concern replicated tables.
 
-        A table whose description could not be read before is left out: its rows of before are not in the
-        files, and consumers have been told that they have everything.
+        A table whose description could not be read before is left out: its older rows are not in the
+        files, and the checkpoint has said that they are.
         """
         if upto_ts <= self.known_ts:
             return []
@@ -215,7 +215,7 @@ class DdlWriter:
                 for table_id in changes.ended_ids
                 for dispatcher in self._dispatchers.of_table(table_id)
             ]
-            done = self._pending.done_with(block)
+            done = self._pending.find_done(block)
             await self._failures.retry(
                 lambda: self._progress.change_dispatchers(changes.added, removed, done=done)
             )

@@ -144,8 +144,8 @@ def is_sealed(data: bytes, keys: Keyring) -> bool:
 class LeftOutTable:
     """A table, or partition, that cannot be captured, and without which a changefeed goes on.
 
-    Its changes at `since_ts` or later are not in the files, also if it is captured again: consumers have been
-    told by then that they have everything. `sent`: the changefeed had the table before, so that its DDLs
+    Its changes at `since_ts` or later are not in the files, also if it is captured again: the checkpoint
+    has passed them, so consumers take their files for complete. `sent`: the changefeed had the table before, so that its DDLs
     still go to the consumers.
     """
 
@@ -185,7 +185,7 @@ def describe_left_out(tables: Sequence[LeftOutTable]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DoneDdls:
-    """Which DDLs are done: every one up to `ts`, and of those after it the ones at `later`."""
+    """Which DDLs are done: all with a commit timestamp up to `ts`, and those at the timestamps `later`."""
 
     ts: int
     later: frozenset[int] = frozenset()

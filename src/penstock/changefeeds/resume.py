@@ -93,8 +93,9 @@ async def restore_progress(
     """Read the stored progress, and return the dispatchers with their positions.
 
     Replicated tables without a dispatcher get one: all tables at the first start; later those that other
-    patterns have brought in, which begin at the last DDL that is done. Raises what the parts raise, and
-    StaleRead when the history of a table is gone. Repeating it is safe.
+    patterns have brought in, which begin at the last DDL that is done. Raises StaleRead when
+    the history of a table is gone, Unavailable when the source, the store or the remote does not answer.
+    Repeating it is safe.
     """
     return await _Resumption(changefeed_id, options, source, progress, files, clock).run()
 

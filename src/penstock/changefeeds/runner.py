@@ -317,7 +317,7 @@ class _RunningChangefeed:
         self._clock = clock
 
     async def run(self) -> None:
-        """Run it until it ends, is stopped or changed, or the lease is lost. Raises what ended it."""
+        """Run it until it ends, is stopped or changed, or the lease is lost; raise its failure."""
         lease = await self._store.acquire(self._changefeed_id, self._owner, ttl_s=self._ttl_s)
         try:
             if self._on_owned is not None:

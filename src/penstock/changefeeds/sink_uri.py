@@ -126,7 +126,7 @@ _SIZE_UNITS = (
 
 
 def parse_size(text: str, name: str) -> int:
-    """Return the bytes of a size such as 64MiB; raise Invalid when it is none.
+    """Return the bytes of a size such as 64MiB; raise Invalid for another text.
 
     KiB, MiB, GiB and TiB are powers of 1024, KB, MB, GB and TB of 1000; a plain number is bytes.
     """

@@ -44,7 +44,7 @@ LOCATIONS = _PREFIX + b"locations"
 """Every transaction that chooses a location writes this row, so that two at the same time conflict."""
 
 Check = Callable[[list[ChangefeedRecord]], None]
-"""Checks all other changefeeds, of every account, before one gets a location; raises what is against it."""
+"""Checks all other changefeeds, of every account, before one gets a location; an error refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class ChangefeedStore:
         """Seal sinks that are in clear, or sealed with an older key; change nothing else. Return how many.
 
         Makes the key of a deployment that has none: those who run changefeeds have it before anybody else. A
-        damaged changefeed is left as it is. Raises MissingKey as all methods do.
+        damaged changefeed is left as it is. Raises MissingKey when its secrets cannot be opened.
         """
         await self._claim_key()
         async with self._client.begin() as txn:

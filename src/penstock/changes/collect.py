@@ -110,7 +110,11 @@ class FixedRange(NamedTuple):
 
 
 def open_range(table: TableView, from_ts: int, to_ts: int) -> list[PartitionState]:
-    """Return the states of the physical tables that hold a range; raise as `fix_range` does."""
+    """Return the states of the physical tables that hold a range.
+
+    Raises Unavailable when the range is not complete yet, StaleRead when history from `from_ts` on is gone,
+    or rows came or went in the range without a change.
+    """
     return fix_range(table, from_ts, to_ts).states
 
 
@@ -120,8 +124,11 @@ def fix_range(
     """Find the physical tables that hold the changes in (from_ts, to_ts]; from_ts = 0: the rows at to_ts.
 
     They are the physical tables that the table has at to_ts, whenever the view was opened. With `one_set` the
-    range ends before a partition is added. Raises as `collect_changes` does, unless all of them can be read;
-    with `across_rewrites` a column that was rewritten does not matter.
+    range ends before a partition is added.
+
+    Raises Invalid when the timestamps are no range, Unavailable when it is not complete yet. Raises StaleRead
+    when history from `from_ts` on is gone, or rows came or went in the range without a change; with
+    `across_rewrites` a column that was rewritten does not count as that.
     """
     require_range(from_ts, to_ts)
     start = from_ts or to_ts

@@ -148,7 +148,8 @@ class ChangeCounts:
 
     An update counts twice, for the row before and the row after. Bytes are those of objects; a change that is
     not flushed weighs as much as an average row. With `handles` only rows in that range count, as far as
-    objects say that without being read. Every method raises what reading changes raises.
+    objects say that without being read. Every method raises StaleRead when history of
+    the range is gone, and Unavailable when storage or the capture does not answer.
     """
 
     states: Sequence[PartitionState]
@@ -308,8 +309,8 @@ def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit
     """Return the handle before which the snapshot at `ts`, from `low` on, has about as many rows as allowed.
 
     None when the limit allows all of them. Rows are counted by objects: deleted rows count, and a row group
-    counts where it begins. Only the footers of objects that begin before the end are read. Raises as reading
-    the snapshot does.
+    counts where it begins. Only the footers of objects that begin before the end are read. Raises
+    StaleRead when the history at `ts` is gone, Unavailable when storage does not answer.
     """
     if not limit:
         return None

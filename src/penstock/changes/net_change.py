@@ -138,8 +138,8 @@ def coalesce_by_key(
     """Return the last change of each key of some batches of inserts and deletes.
 
     Inserts have `columns` and `_commit_ts`, deletes `keys` and `_commit_ts`. With `distinct` the caller
-    promises that no key is there twice. Files in `scratch` are removed before this returns or raises. Raises
-    what `changes` raises, and OSError when the disk fails.
+    promises that no key is there twice. Files in `scratch` are removed before this returns or raises. An
+    error of `changes` is raised, and OSError when the disk fails.
     """
     begun = with_commit_ts(columns)
     ended = pa.schema([*(begun.field(name) for name in keys), begun[-1]])

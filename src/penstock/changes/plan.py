@@ -196,7 +196,11 @@ class ChangesPartition:
     wanted_rows: WantedRows | None = None
 
     def collect(self) -> ChangesHandle:
-        """Read the part. Raises as `collect_changes` does."""
+        """Read the part.
+
+        Raises Unavailable when the capture has given up rows of the part since it was planned: plan again.
+        Raises StaleRead when history of the part is gone.
+        """
         if self.snapshot is not None and self.schema is not None:
             rows = self.snapshot.read(impossible_dates=True)
             batches = to_batches(rows, self.schema, self.options, complete_ts=self.to_ts)
@@ -256,7 +260,10 @@ def plan_changes(
 
     Parts have fewer rows when these would take more than about `partition_bytes` in objects.
     Only a single commit-ts that has more rows is divided by handles, if `divide_commits` allows it. Changes
-    that are not flushed yet have parts of their own. Raises as `collect_changes` does.
+    that are not flushed yet have parts of their own.
+
+    Raises Invalid when the timestamps are no range or a column does not exist, Unavailable when the range is
+    not complete yet, StaleRead when history is gone or rows came or went without a change.
     """
     if partition_rows < 1:
         raise Invalid(f"partition_rows is {partition_rows}; a partition needs at least one row")

@@ -82,7 +82,7 @@ class SideCache:
     def fill(self, waiting: int = 0) -> Extent:
         """Fill the cache up to its limit; return how far it reaches.
 
-        With rows `waiting` elsewhere, so many fewer are on view. Raises what the slices raise.
+        With rows `waiting` elsewhere, so many fewer are on view. An error of the slices is raised.
         """
         while self._source is not None and self._has_room():
             taken = next(self._source, None)

@@ -55,7 +55,7 @@ def _read_overview(settings: Settings, limit: int) -> Overview:
 
 
 def watch_status(settings: Settings, *, limit: int) -> int:
-    """Show the overview every two seconds until interrupted; return as `print_status`."""
+    """Show the overview every two seconds until interrupted; return the exit code of the last one."""
     cache = FactsCache()
     latest: Overview | None = None
     try:

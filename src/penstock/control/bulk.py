@@ -59,7 +59,7 @@ def open_engine(settings: Settings, progress: Progress | None = None) -> Iterato
 def _run_on_threads(works: Sequence[Work[R]], progress: Progress | None) -> list[R]:
     """Run every work on threads, one for each core; return the answers in the order of `works`.
 
-    Raises what a work raised; those that have not begun are not run then.
+    The first error of a work is raised; works that have not begun are not run then.
     """
     report = progress or (lambda _done, _all: None)
     report(0, len(works))
@@ -78,7 +78,9 @@ def _run_on_threads(works: Sequence[Work[R]], progress: Progress | None) -> list
 def load(engine: BulkEngine, table: str, *, restart: bool = False) -> LoadReport:
     """Load `database.table` as it is now into the event store; a capture goes on from there.
 
-    A load that was interrupted goes on, `restart` begins a new one. Raises what `load_table` raises.
+    A load that was interrupted goes on, `restart` begins a new one. Raises Invalid when there is no such
+    table, it is captured already, or history at the timestamp of an interrupted load is gone; Unavailable
+    when the cluster or storage does not answer.
     """
     _check_name(table)
 
@@ -89,7 +91,11 @@ def load(engine: BulkEngine, table: str, *, restart: bool = False) -> LoadReport
 
 
 def merge(engine: BulkEngine, table: str) -> MergeReport:
-    """Merge the objects of `database.table` until its capture plans no more. Raises as `merge_objects`."""
+    """Merge the objects of `database.table` until its capture plans no more.
+
+    Raises Invalid when there is no such table, Unavailable when no capture owns it, or the capture or storage
+    does not answer; merges that were committed before that stay.
+    """
     _check_name(table)
     return merge_objects(
         engine.settings, table, engine.run, flight_tls=engine.settings.capture.flight_client_tls
@@ -97,7 +103,12 @@ def merge(engine: BulkEngine, table: str) -> MergeReport:
 
 
 def compare_table(engine: BulkEngine, table: str, *, ts: int | None = None) -> TableVerifyReport:
-    """Compare the rows of `database.table` in the event store with the cluster's. Raises as `verify`."""
+    """Compare the rows of `database.table` in the event store with the cluster's.
+
+    Raises Invalid when there is no such table or `ts` cannot be read in the cluster, StaleRead when it is
+    collected in the event store, Unavailable when the event store is not complete up to `ts` or something
+    does not answer, Corrupt when the schemas differ.
+    """
     _check_name(table)
     return verify(
         engine.settings, table, engine.run, ts=ts, flight_tls=engine.settings.capture.flight_client_tls

@@ -64,7 +64,10 @@ def find_table(deployment: Deployment, name: str, *, account: str | None = None)
 
 
 def describe_table(deployment: Deployment, name: str, *, account: str | None = None) -> dict[str, Any]:
-    """Return the columns, schema versions and objects of a table. Raises NotFound as `find_table` does."""
+    """Return the columns, schema versions and objects of a table.
+
+    Raises NotFound when there is none of that name, or it belongs to another account.
+    """
     place = find_table(deployment, name, account=account)
     owner = deployment.catalog.account_of(place.database.name)
     progress = deployment.readable_ranges([place.table.id]).get(place.table.id)

@@ -36,11 +36,11 @@ _MISSED_S = 30.0  # after which a warning names the tables that hold the others 
 
 
 class TableCut(NamedTuple):
-    """What a reader of many tables reads of (from_ts, to_ts], in which no table changes but at its start.
+    """What a reader of many tables reads of (from_ts, to_ts].
 
-    A DDL at `from_ts + 1` may take the rows of a name away without a change of them (`ended`: the table as it
-    was), and may bring rows (`arrived`: read them as of then). Every other table's changes are read from
-    `from_ts` on.
+    DDLs are at `from_ts + 1` only. They may take all rows of a name away (`ended`: the table as it was), and
+    bring all rows of one (`arrived`: read them at `from_ts + 1`), without a change of each row. Of every
+    other table the changes are read from `from_ts` on.
     """
 
     from_ts: int
@@ -82,7 +82,7 @@ class TableHistory:
         return [ts for ts in inside if _shapes(self.tables_at(ts - 1)) != _shapes(self.tables_at(ts))]
 
     def cut(self, from_ts: int, to_ts: int) -> TableCut:
-        """Return what to read of a range before whose last DDL nothing happened."""
+        """Return what to read of a range that has a DDL at its start, or none."""
         tables = self.tables_at(to_ts)
         times = self.ddl_times(from_ts, to_ts)
         if not times:
@@ -158,7 +158,7 @@ class TableCatalog:
         self._patterns = patterns
         self._readers = readers
         self._clock = clock
-        self._known: dict[CaptureReader, int] = {}  # the last DDL of which a capture has told
+        self._known: dict[CaptureReader, int] = {}  # the last DDL that a capture has reported
         self._histories: dict[int, PhysicalHistory] | None = None
         self._objects: dict[int, _Objects] = {}
         self._owners: dict[int, OwnedRows] = {}

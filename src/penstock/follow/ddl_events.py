@@ -60,8 +60,8 @@ class DdlEvent:
     that was recovered those that came back. A view is among them without rows. Rows committed at `commit_ts`
     or later have the schema after it.
 
-    `further`: a DDL that was told before goes on. Only the logical id of a table changes, so that readers of
-    physical tables have nothing to do.
+    `further`: a DDL that had its event before goes on. Only the logical id of a table changes, so that
+    readers of physical tables have nothing to do.
 
     `unknown`: the cluster did not record the statement in time, and the descriptions do not say which it was.
     `query` is empty then.

@@ -310,7 +310,9 @@ class DdlHistory:
         self._names = DatabaseNames()
         self._owners = DatabaseOwners()
         self._events: list[DdlEvent] = []
-        self._told: set[int] = set()  # jobs whose DDLs are among the events before they are recorded
+        self._returned_early: set[int] = (
+            set()
+        )  # jobs whose DDLs are among the events before they are recorded
         self._early: dict[int, _EarlyDdl] = {}  # by table, or database; the next job recorded of it made them
         self._waited_ts = 0  # of the DDL that a line in the log says to wait for its job
 
@@ -410,7 +412,7 @@ class DdlHistory:
             raise StaleRead("schemas", ts, oldest_ts=self._forgotten_ts)
 
     def gone_ts(self, physical_id: int) -> int | None:
-        """Return up to when a physical table is known to be dropped; None when it exists or never did."""
+        """Return a timestamp at which a dropped physical table is gone; None if it exists or never did."""
         with self._lock:
             known = self._tables.of_physical(physical_id, self._settled_ts)
             schemas = self._tables.at(self._settled_ts)
@@ -501,7 +503,7 @@ class DdlHistory:
             left = tuple(change for change in left if change not in inside)
             created = OtherAction.RECOVER_SCHEMA if inside else DdlAction.CREATE_SCHEMA
             action = int(DdlAction.DROP_SCHEMA if info is None else created)
-            # The transaction that drops a database removes its owner too: it is of whoever had it before.
+            # The transaction that drops a database removes its owner too, so the owner just before it counts.
             account = self._owners.at(database_id, commit_ts - (info is None))
             yield DescribedDdl(
                 frozenset({database_id}), action, name, inside, DdlScope.DATABASE, account, info
@@ -513,9 +515,9 @@ class DdlHistory:
             yield DescribedDdl(ids, action, _database(left[0]), left)
 
     def _hand_over(self, commit_ts: int, database_id: int) -> DdlEvent | None:
-        """Enter the account that a database came to belong to; return that as a DDL of its tables, if any.
+        """Record the new account of a database; return a DDL of its tables, or None if it has none.
 
-        For changefeeds of the former and the next account it is what a rename is: tables go and come.
+        Changefeeds of the old account lose the tables and those of the new one get them, as by a rename.
         """
         name, account = self._names.at(database_id, commit_ts), self._owners.at(database_id, commit_ts)
         changes = tuple(self._tables.hand_over(name, account)) if database_id in self._databases else ()
@@ -530,10 +532,10 @@ class DdlHistory:
         if recorded is None or self._is_early(recorded.job, change.ids):
             return self._early_event(commit_ts, change)
         job = recorded.job
-        if recorded.id in self._told:
+        if recorded.id in self._returned_early:
             further = not change.seen_by_readers
             return _as_event(commit_ts, change, job.type, "", further=further)
-        self._told.add(recorded.id)
+        self._returned_early.add(recorded.id)
         return _as_event(commit_ts, change, job.type, ddl_statement(job, change.tables))
 
     def _early_event(self, commit_ts: int, change: DescribedDdl) -> DdlEvent:
@@ -565,9 +567,9 @@ class DdlHistory:
         )
 
     def _event_of_record(self, commit_ts: int, job: DdlJob) -> DdlEvent | None:
-        """Return the DDL of a job that changed nothing of rows and indexes; None when it was told before."""
-        if job.id in self._told:
-            self._told.discard(job.id)
+        """Return the DDL of a job that changed no rows and indexes; None when it was returned before."""
+        if job.id in self._returned_early:
+            self._returned_early.discard(job.id)
             return None
         ids = ids_in_job(job)
         early = self._is_early(job, ids)

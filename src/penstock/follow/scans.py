@@ -11,7 +11,11 @@ from penstock.follow.source import TableScan
 
 
 def scan_snapshot(view: TableView, ts: int) -> TableScan:
-    """Fix the scan of all rows at `ts`. Raises what reading a snapshot raises."""
+    """Fix the scan of all rows at `ts`.
+
+    Raises StaleRead when the history at `ts` is gone, Unavailable when it is not complete yet or storage does
+    not answer.
+    """
     view, states, _ = fix_range(view, 0, ts)
     sizes = [_snapshot_size(state, ts) for state in states]
     return TableScan(
@@ -37,7 +41,8 @@ def _snapshot_size(state: PartitionState, ts: int) -> tuple[int, int]:
 def scan_tail(view: TableView, from_ts: int, to_ts: int, limit: ReadLimit) -> TableScan:
     """Fix the scan of the changes in (from_ts, to_ts] within the limit: whole commits, and at least one.
 
-    The range also ends before a partition is added. Raises what reading changes raises.
+    The range also ends before a partition is added. Raises StaleRead when history from `from_ts` on is gone
+    or rows came or went without a change, Unavailable when the range is not complete yet.
     """
     view, states, to_ts = fix_range(view, from_ts, to_ts, one_set=True)
     counts = ChangeCounts(states, from_ts, to_ts)

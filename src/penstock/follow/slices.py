@@ -179,7 +179,8 @@ def slice_options(schema: SchemaVersion) -> dict[str, Any]:
 def plan_slice(view: TableView, schema: SchemaVersion, wanted: SliceRange) -> Slice | None:
     """Return the next slice of a physical table; None when it has no change up to `upto_ts`.
 
-    Blocks. Raises what reading raises: StaleRead, Unavailable, Corrupt.
+    Blocks. Raises StaleRead when history is gone, Unavailable when storage or the capture does not answer,
+    Corrupt when an object is damaged.
     """
     return _SlicePlan(view, schema, wanted).next()
 
@@ -323,7 +324,8 @@ def table_split_points(partition: Partition, ts: int, rows: int) -> list[bytes]:
     """Return the handles that divide a physical table at `ts` into parts of about `rows` rows; none if it is
     small.
 
-    Rows that are not flushed yet do not count. Blocks. Raises what reading a snapshot raises.
+    Rows that are not flushed yet do not count. Blocks. Raises StaleRead when the history at `ts` is gone,
+    Unavailable when it is not complete yet or storage does not answer.
     """
     state = partition.state(from_ts=ts)
     state.check_range(0, ts)

@@ -324,7 +324,10 @@ def is_comparable(consumer: Consumer | type[Consumer]) -> bool:
 
 
 def iter_batches(data: DataRetriever) -> Iterator[Retrieved]:
-    """Iterate over all batches of a retriever; raises what `next` raises."""
+    """Iterate over all batches of a retriever.
+
+    Raises Aborted once the job is canceled, and whatever keeps the changes from being read.
+    """
     done = False
     while not done:
         batch = data.next()
@@ -336,7 +339,8 @@ def read_net_changes(data: DataRetriever, scratch: Path, *, memory_bytes: int = 
     """Read all changes of a retriever and return the last one of each key. Leaves no file in `scratch`.
 
     A SNAPSHOT has each key once, so its rows are only collected; a consumer that can process them batch by
-    batch (`iter_batches`) needs no disk for them. Raises what `next` raises.
+    batch (`iter_batches`) needs no disk for them. Raises Aborted once the job is canceled, and
+    whatever keeps the changes from being read.
     """
     from penstock.changes.net_change import coalesce_by_key  # here: it takes long to import
 

@@ -145,7 +145,7 @@ class Committer:
         if self.options.exact_schema and self.schema is not None:
             await self._pin(self.schema)
         else:
-            await self._bound()
+            await self._bound_commit_ts()
         if state.try_async:
             primary = self.txn.primary
             secondaries = (key for key in self.mutations.committable().keys if key != primary)
@@ -169,7 +169,7 @@ class Committer:
         else:
             state.fall_back()
 
-    async def _bound(self) -> None:
+    async def _bound_commit_ts(self) -> None:
         state, session = self._scope.state, self.txn.session
         if not self.options.causal_consistency:
             with self.details.span(session.clock, "get_latest_ts"):
@@ -283,7 +283,8 @@ class Committer:
 async def amend(txn: TxnScope, executor: BatchExecutor, extra: Sequence[Write], *, at_ts: int) -> Mutations:
     """Lock the keys of more writes at `at_ts` and return them as mutations to prewrite.
 
-    Raises what locking raises; the caller then gives the transaction up.
+    Raises LockTimeout, Deadlock, Aborted or Unavailable when a key cannot be locked; the caller then gives
+    the transaction up.
     """
     mutations = Mutations()
     for key, value in sorted(extra, key=lambda write: write[0]):

@@ -53,7 +53,11 @@ async def transact_async(
 ) -> T:
     """Begin a transaction, do `work` in it and commit; do so again, after a pause, while it conflicts.
 
-    Promises and raises the same as `transact`.
+    With `repeatable` the work also runs again after a commit whose outcome is unknown. It may then read what
+    it wrote itself, and must take that for its own success.
+
+    After 20 tries raises the last Conflict; with `repeatable` Unavailable, because the whole call may be
+    repeated. Raises at once whatever else `begin`, `work` or the commit raises.
     """
     failures = 0
     while True:

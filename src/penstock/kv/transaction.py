@@ -243,7 +243,11 @@ class AsyncTransaction:
         self._writes.put_many(keys, values)
 
     async def insert_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Write many values of keys that must not exist; raises what `insert` raises."""
+        """Write many values of keys that must not exist.
+
+        Raises KeyExists: at once when this transaction can tell (a pessimistic one always can), else at the
+        commit.
+        """
         self._check_active()
         if not self.pessimistic:
             self._writes.insert_many(keys, values)

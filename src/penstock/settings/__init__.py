@@ -108,7 +108,10 @@ class Settings(Frozen):
 
     @classmethod
     def load(cls, path: Path) -> "Settings":
-        """Read a settings file, and find the deployment's own tokens; raise Invalid as `load` does."""
+        """Read a settings file, and find the deployment's own tokens where it names none.
+
+        Raises Invalid with the key, the value and what is allowed.
+        """
         return load(path)
 
     @field_validator("changefeeds")
@@ -141,7 +144,10 @@ def with_tokens(settings: Settings, *, make: bool = False) -> Settings:
 
 
 def read_file(path: Path) -> Settings:
-    """Read a settings file without the deployment's own tokens; raise Invalid as `load` does."""
+    """Read a settings file without the deployment's own tokens.
+
+    Raises Invalid with the key, the value and what is allowed.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

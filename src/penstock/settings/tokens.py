@@ -89,5 +89,5 @@ def admin_token_path(folder: Path, api: ApiSettings) -> Path | None:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except PermissionError:  # somebody else's: whoever needs the token is told so when it is read
+    except PermissionError:  # somebody else's: reading the token says so
         return True

@@ -131,7 +131,7 @@ class SpanWorker:
         self.queue.put((_STOP, None, None, 0))
 
     def join(self) -> None:
-        """Wait until the worker has ended; it must have been told to stop."""
+        """Wait until the worker has ended. Call `stop` first."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -83,7 +83,7 @@ def load_snapshot(
 
 
 LoadRun = Callable[[Sequence[RangeTask]], None]
-"""Runs every task, anywhere and in any order, and returns when all have run; raises what a task raised."""
+"""Runs every task, anywhere and in any order, and returns when all have run; a task's error is raised."""
 
 
 def load_table(

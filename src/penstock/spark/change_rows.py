@@ -288,7 +288,11 @@ def _narrow(wanted: "ReadFilter", rows: ChangeRows) -> "tuple[int, int, tuple[Si
 
 
 def read_feed(part: "ChangesPartition", rows: ChangeRows) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part on an executor, in order. Raises what `collect_changes` raises."""
+    """Yield the rows of a part on an executor, in order.
+
+    Raises StaleRead when history of the part is gone, Unavailable when storage or the capture does not answer
+    or has given up rows of the part.
+    """
     from penstock.spark.tables import require_storage
 
     for partition in part.table.partitions:

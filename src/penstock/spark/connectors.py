@@ -361,8 +361,8 @@ def session_conf(wanted: SparkSettings) -> dict[str, str]:
     if missing_jars(jars, folder):
         fetch_jars(jars, folder, wanted.conf.get(_IVY_SETTINGS))
     conf = {
-        _JARS: _joined(wanted.conf.get(_JARS), [str(folder / jar.file_name) for jar in jars]),
-        _EXTENSIONS: _joined(
+        _JARS: _join_lists(wanted.conf.get(_JARS), [str(folder / jar.file_name) for jar in jars]),
+        _EXTENSIONS: _join_lists(
             wanted.conf.get(_EXTENSIONS), filter(None, (connector.extension for connector in chosen))
         ),
     }
@@ -407,14 +407,15 @@ def absent_connectors(wanted: SparkSettings, conf: Mapping[str, str]) -> list[st
     ]
 
 
-def _joined(given: str | None, ours: Iterable[str]) -> str:
+def _join_lists(given: str | None, ours: Iterable[str]) -> str:
     return ",".join(dict.fromkeys([*filter(None, (given or "").split(",")), *ours]))
 
 
 def connector_conf(*names: str) -> dict[str, str]:
     """Return what a session that you build yourself needs for connectors: `delta`, `iceberg`, `kafka`.
 
-    For example `SparkSession.builder.config(map=connector_conf("delta"))`. Raises as `session_conf` does.
+    For example `SparkSession.builder.config(map=connector_conf("delta"))`. Raises Invalid when a
+    connector does not exist for this Spark, Unavailable when its jars cannot be fetched.
     """
     return session_conf(SparkSettings.model_validate({"connectors": names}))
 

@@ -210,7 +210,7 @@ class ReadFilter:
 
 
 def _condition(given: "Filter", schema: pa.Schema) -> _Condition | None:
-    """Return the condition that a filter of Spark is; None when its result may be another than Spark's."""
+    """Return the condition of a filter of Spark; None where we might choose other rows than Spark would."""
     negated = isinstance(given, datasource.Not)
     inner: Any = given.child if isinstance(given, datasource.Not) else given
     kind = type(inner).__name__
@@ -288,7 +288,7 @@ def _integer_handles(column: ColumnInfo, wanted: ColumnRange) -> tuple[bytes, by
 def _encoded_handles(
     table: TableInfo, keys: Sequence[tuple[ColumnInfo, ColumnRange | None]]
 ) -> tuple[bytes, bytes]:
-    """Encode every wanted key, when all of them are known and few: equal values have equal keys."""
+    """Encode the wanted keys if all are known and few; return the lowest and the end after the highest."""
     chosen: list[Sequence[Any]] = [
         () if wanted is None or not _is_plain(column) else wanted.points or () for column, wanted in keys
     ]
@@ -429,7 +429,7 @@ class _WhereParser:
         return (datasource.StringEndsWith if ends else datasource.StringContains)(path, inner)
 
     def _value(self, node: "exp.Expr", path: tuple[str], of: pa.DataType) -> Any:
-        """Return a constant as a value of the column's type; raise Invalid when it is none."""
+        """Return a constant as a value of the column's type; raise Invalid when it is not one."""
         from sqlglot import exp
 
         from penstock.tables.conditions import TIME_CASTS

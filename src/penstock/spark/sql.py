@@ -111,8 +111,8 @@ def changes_view(
 
     Without `name`, the view's name is that of the table with `_changes` after it. Numbers are versions, other
     values are times; both ends are included. Without `end`, the range ends with the newest change at this
-    moment, and stays so. `options` are options of the data source. Raises what a read of the change feed
-    raises.
+    moment, and stays so. `options` are options of the data source. Raises Invalid for a name or an
+    option that cannot be, StaleRead when history of the range is gone, Unavailable when it is not complete.
     """
     view_name = name or f"{table.rpartition('.')[2]}_changes"
     if not _NAME.fullmatch(view_name):

@@ -121,7 +121,11 @@ class SupervisedSession:
                 self._want()
 
     def __call__(self, account: str) -> "SparkSession":
-        """Return the session, with the account's pool for this thread's jobs; raise as `get`."""
+        """Return the session, with the account's pool for this thread's jobs.
+
+        Waits for one that is being built. Raises Invalid when no session can be built with the settings,
+        Unavailable while there is none.
+        """
         spark = self.get()
         enter_pool(spark, account)
         return spark
@@ -129,8 +133,9 @@ class SupervisedSession:
     def get(self) -> "SparkSession":
         """Return a session that lives; wait for one that is being built.
 
-        Raises what `build_session` raises; after a session with these settings was built once, always
-        Unavailable. Raises it at once while a failed build waits for its next try, and after `interrupt`.
+        Raises Invalid when Java is missing or a setting is refused; after a session with these settings was
+        built once, always Unavailable. Raises it at once while a failed build waits for its next try, and
+        after `interrupt`.
         """
         with self._changed:
             spark = self._spark
@@ -227,7 +232,7 @@ class SupervisedSession:
                 self._publish(error)
             else:
                 built_at = self._clock.monotonic()
-                with closing(self._watched_master()) as master:
+                with closing(self._watch_master()) as master:
                     self._watch(master)
                 lived_s = self._clock.monotonic() - built_at
                 failures = 0 if lived_s >= _STEADY_S else failures + 1
@@ -311,7 +316,7 @@ class SupervisedSession:
         metrics.SPARK_SESSION_STARTING.set(0)
         _log.error("Spark could not be started", extra={"error": str(error)})
 
-    def _watched_master(self) -> MasterWatch:
+    def _watch_master(self) -> MasterWatch:
         """Return a watch on the master of the session, which may be that of `spark-submit`."""
         with self._changed:
             spark = self._spark
@@ -348,7 +353,7 @@ class SupervisedSession:
                 lost = "its server is lost" if master.is_lost() else ""
                 reason = lost or question.failure(self._answer_s)
             else:
-                with self._killing_slow_java():
+                with self._kill_slow_java():
                     reason = end or ("its master is lost" if master.is_lost() else _why_dead(spark))
                     waiting, running = (0, 0) if reason else _count_tasks(spark)
                 tasks.update(waiting=waiting, running=running, now=self._clock.monotonic())
@@ -356,7 +361,7 @@ class SupervisedSession:
                 self._lose(spark, reason)
 
     @contextmanager
-    def _killing_slow_java(self) -> Iterator[None]:
+    def _kill_slow_java(self) -> Iterator[None]:
         """Kill Java when it does not answer in time: PySpark waits for an answer without bound."""
         overdue = threading.Timer(self._answer_s, self._kill_java)
         overdue.daemon = True
@@ -378,7 +383,7 @@ class SupervisedSession:
         """End Spark and Java, whatever is left of them."""
         with self._changed:
             self._spark = None
-        with self._killing_slow_java():
+        with self._kill_slow_java():
             end_session()
         self._java.end(_STOP_S)
 

@@ -219,7 +219,11 @@ class TableAtVersion:
 
     @classmethod
     def of(cls, options: "SourceOptions", ts: int | None) -> "TableAtVersion":
-        """Return the table of the options, at `ts` or the newest timestamp; raise as `open_table` does."""
+        """Return the table of the options, at `ts` or the newest timestamp.
+
+        Raises Invalid when there is no such table or folder, or a capture refuses the token; Unavailable when
+        `ts` cannot be read yet, or storage or the capture does not answer.
+        """
         view = open_table(options, at_ts=ts)
         if ts is None:
             ts = newest_ts(view)

@@ -2,7 +2,7 @@
 
 Some take effect at once, because every stored row stays readable: a column is added, dropped, renamed or
 widened. Others begin with hidden elements, a new index or a column of another type, which go through the
-online states until the rows of before have them too.
+online states until the older rows have them too.
 """
 
 from collections.abc import Sequence
@@ -187,7 +187,7 @@ def begin_rewrite(table: TableInfo, name: str, definition: str) -> tuple[TableIn
             id=table.max_index_id + 1 + nth,
             name=f"_Idx$_{index.name}_0",
             state=SchemaState.DELETE_ONLY,
-            columns=tuple(_moved(part, old, hidden) for part in index.columns),
+            columns=tuple(_move_part(part, old, hidden) for part in index.columns),
         )
         for nth, index in enumerate(affected)
     )
@@ -201,7 +201,7 @@ def begin_rewrite(table: TableInfo, name: str, definition: str) -> tuple[TableIn
     return changed, hidden.id, tuple(copy.id for copy in copies)
 
 
-def _moved(part: IndexColumn, old: ColumnInfo, new: ColumnInfo) -> IndexColumn:
+def _move_part(part: IndexColumn, old: ColumnInfo, new: ColumnInfo) -> IndexColumn:
     return replace(part, name=new.name, offset=new.offset) if part.offset == old.offset else part
 
 
@@ -222,7 +222,7 @@ def finish_rewrite(table: TableInfo, column_id: int, index_ids: Sequence[int]) -
     for index in table.indexes:
         if index in replaced:
             copy = by_name[f"_Idx$_{index.name}_0"]
-            parts = tuple(_moved(part, hidden, public) for part in copy.columns)
+            parts = tuple(_move_part(part, hidden, public) for part in copy.columns)
             indexes.append(replace(copy, name=index.name, state=SchemaState.PUBLIC, columns=parts))
         elif index not in copies:
             indexes.append(index)

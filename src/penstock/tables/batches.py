@@ -236,8 +236,8 @@ class RowBatch:
         heads = [prefix + b"".join(row) for row in zip(*parts, strict=True)]
         is_distinct = [index.unique and _NULL_PART not in row for row in zip(*parts, strict=True)]
         tails = _eight_bytes(numbers)
-        restored = self._restored(index) or [b""] * self._count
-        distinct, shared = _sorted_out(is_distinct)
+        restored = self._encode_restored(index) or [b""] * self._count
+        distinct, shared = _split_by_mark(is_distinct)
         suffixes = join_fixed(bytes((DatumFlag.INT,)), ordered_ints(numbers))
         return EntryBatch(
             (
@@ -250,7 +250,7 @@ class RowBatch:
             ),
         )
 
-    def _restored(self, index: IndexInfo) -> list[bytes]:
+    def _encode_restored(self, index: IndexInfo) -> list[bytes]:
         columns = [self.table.columns[part.offset] for part in index.columns]
         if not any(collations.needs_restored(column.type) for column in columns):
             return []
@@ -304,6 +304,6 @@ def _eight_bytes(numbers: Ints) -> list[bytes]:
     return [raw[at : at + INT_BYTES] for at in range(0, len(raw), INT_BYTES)]
 
 
-def _sorted_out(marks: Sequence[bool]) -> tuple[list[int], list[int]]:
+def _split_by_mark(marks: Sequence[bool]) -> tuple[list[int], list[int]]:
     chosen = [place for place, mark in enumerate(marks) if mark]
     return chosen, [place for place, mark in enumerate(marks) if not mark]

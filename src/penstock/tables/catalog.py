@@ -90,7 +90,7 @@ class Catalog:
                 self._newest = (version, loaded)
         return loaded
 
-    def _known(self, name: str) -> TablePlace | None:
+    def _find_known(self, name: str) -> TablePlace | None:
         """Return a table as it was when schemas were read last, without a request; None if there was none."""
         with self._lock:
             newest = self._newest
@@ -112,13 +112,13 @@ class Catalog:
     def table(self, name: str, *, at_ts: int | None = None) -> Table:
         """Return access to the rows of `database.table`; raise Invalid when there is no such table.
 
-        With `at_ts`, a table of then: one that was dropped or renamed since can be read as of that time.
+        With `at_ts`, the table that had the name at that time: it may have been dropped or renamed since.
         """
         self.schema(at_ts).place(name)
         services = TableServices(
             client=self._client,
             schema=self.schema,
-            known=self._known,
+            known=self._find_known,
             guards=self._guards,
             row_ids=self._row_ids,
             clock=self._clock,

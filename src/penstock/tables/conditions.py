@@ -50,7 +50,7 @@ _LISTED: Mapping[type[exp.Expr], frozenset[str]] = {
 
 @lru_cache(maxsize=256)
 def parse_condition(text: str, subject: str) -> exp.Expr:
-    """Parse a condition; raise Invalid, which names the `subject`, for a text that is none.
+    """Parse a condition; raise Invalid, which names the `subject`, when the text cannot be parsed.
 
     The nodes of the tree are not checked yet: callers pass each to `refuse_unlisted` before they read it.
     """

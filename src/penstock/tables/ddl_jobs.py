@@ -149,7 +149,7 @@ class RunningJob:
     """A DDL job of Penstock that takes several transactions, as it is stored until it is finished.
 
     `state` is that of the elements it adds or drops: a column and indexes, by their ids. While it is
-    WRITE_REORG, rows of before are filled in from `position` on, a record key; `rows` were done. `error` says
+    WRITE_REORG, older rows are filled in from `position` on, a record key; `rows` were done. `error` says
     why the job is being rolled back.
     """
 

@@ -1,8 +1,8 @@
 """Garbage collection of a cluster that no TiDB looks after: old versions, and the keys of what was dropped.
 
-A DDL that leaves keys behind records their ranges in its own transaction. A record that a snapshot at the
-safe point shows is of a DDL that no reader can go back behind, so its range is deleted, then the record.
-Whatever happens in between, the record is found again by the next round.
+A DDL that leaves keys behind records their ranges in its own transaction. Once the safe point has passed the
+DDL, nobody reads those keys any more: a round deletes the ranges whose records a snapshot at the safe point
+has. The record is deleted last, so that the next round repeats what a crash has interrupted.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class GarbageCollector:
             await self._clock.sleep(interval_s)
 
     def _delete_dropped(self, safe_point: int) -> int:
-        found = list(self._dropped(safe_point))
+        found = list(self._read_dropped(safe_point))
         for field, dropped in found:
             self._client.delete_range(*dropped)
             with self._client.begin() as txn:
@@ -106,7 +106,7 @@ class GarbageCollector:
             metrics.STORE_GC_DELETED_RANGES_TOTAL.inc()
         return len(found)
 
-    def _dropped(self, safe_point: int) -> Iterator[tuple[bytes, KeyRange]]:
+    def _read_dropped(self, safe_point: int) -> Iterator[tuple[bytes, KeyRange]]:
         """Yield the records of DDLs that were committed at the safe point or before."""
         for field, value in MetaReader(self._client.snapshot(safe_point)).fields(DROPPED_RANGES):
             tree = parse_json(value)

@@ -1,4 +1,4 @@
-"""Keeps a transaction from committing rows that the schema of then would have written otherwise."""
+"""Refuses the commit of rows that the schema at the commit would have written otherwise."""
 
 import threading
 import weakref

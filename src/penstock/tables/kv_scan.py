@@ -116,7 +116,7 @@ def plan_scan(
 
 
 def scan_of(cluster: ClusterRef, place: TablePlace, ts: int, columns: Sequence[str] | None = None) -> KvScan:
-    """Return a scan of a table at `ts`; raise Invalid when it is none or has no such column."""
+    """Return a scan of a table at `ts`; raise Invalid for a view, a sequence or an unknown column."""
     table = place.table
     if not table.is_base_table:
         raise Invalid(f"{place.database.name}.{table.name} is a {table.kind} and has no rows; scan a table")

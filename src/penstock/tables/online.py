@@ -1,7 +1,7 @@
 """What a write of a row must do while the schema changes online, as TiDB's own writers do it. Pure.
 
 An element of the schema goes through states, one at a time: delete-only, write-only, write-reorganization
-(rows of before are filled in), public; and back when it is dropped. In each state a writer must
+(older rows are filled in), public; and back when it is dropped. In each state a writer must
 
 | state | index | column |
 |---|---|---|
@@ -95,7 +95,7 @@ class WriteForm:
         for column in self._hidden:
             source = column.changes_from
             if source is not None:
-                whole[column.id] = self._converted(column, self.table.columns[source], record)
+                whole[column.id] = self._convert_value(column, self.table.columns[source], record)
             elif before is not None:
                 whole[column.id] = before[column.id]
             else:
@@ -116,7 +116,7 @@ class WriteForm:
         """Return whether a row has a value for every column of an index."""
         return all(self.table.columns[part.offset].id in record for part in index.columns)
 
-    def _converted(self, hidden: ColumnInfo, source: ColumnInfo, record: Record) -> Datum:
+    def _convert_value(self, hidden: ColumnInfo, source: ColumnInfo, record: Record) -> Datum:
         try:
             datum = convert(source.type, hidden.type, record[source.id])
         except Invalid as error:

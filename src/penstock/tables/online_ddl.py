@@ -207,7 +207,7 @@ class _Backfill:
         self._indexes = [index for index in table.indexes if index.id in job.index_ids]
 
     def fill(self, keys: list[bytes]) -> str:
-        """Lock and write what the rows of these keys lack; return why that is impossible, or nothing."""
+        """Lock these rows and write what is missing; return why that is impossible, or nothing."""
         stored = self._txn.lock_keys(keys, return_values=True) if keys else {}
         rows: dict[bytes, bytes] = {}
         entries: list[tuple[IndexInfo, IndexEntry, RowRef]] = []

@@ -62,22 +62,22 @@ class PartitionBy:
     @classmethod
     def range(cls, by: str | Sequence[str], below: Mapping[str, Any]) -> "PartitionBy":
         """Divide by ranges: names of partitions with their upper bounds, which are excluded; None is none."""
-        return cls(PartitionType.RANGE, *_divided_by(by), tuple(below.items()))
+        return cls(PartitionType.RANGE, *_parse_by(by), tuple(below.items()))
 
     @classmethod
     def list(cls, by: str | Sequence[str], values: Mapping[str, Sequence[Any]]) -> "PartitionBy":
         """Divide by lists: names of partitions with their values."""
-        return cls(PartitionType.LIST, *_divided_by(by), tuple(values.items()))
+        return cls(PartitionType.LIST, *_parse_by(by), tuple(values.items()))
 
     @classmethod
     def hash(cls, expression: str, count: int) -> "PartitionBy":
         """Divide evenly by a whole number, modulo the count."""
-        return cls(PartitionType.HASH, expression, (), _numbered(count))
+        return cls(PartitionType.HASH, expression, (), _number_partitions(count))
 
     @classmethod
     def key(cls, columns: Sequence[str], count: int) -> "PartitionBy":
         """Divide evenly by a checksum of columns of any type."""
-        return cls(PartitionType.KEY, "", tuple(columns), _numbered(count))
+        return cls(PartitionType.KEY, "", tuple(columns), _number_partitions(count))
 
     def describe(self, table: TableInfo) -> dict[str, Any]:
         """Return TiDB's description, with ids of partitions still to be given; raise Invalid for mistakes."""
@@ -100,7 +100,7 @@ class PartitionBy:
         ]
         return {
             "type": int(self.type),
-            "expr": self._shown_expression(table),
+            "expr": self._format_expression(table),
             "columns": [name_to_json(name) for name in columns] or None,
             "enable": True,
             "is_empty_columns": False,
@@ -112,7 +112,7 @@ class PartitionBy:
             "ddl_state": 0,
         }
 
-    def _shown_expression(self, table: TableInfo) -> str:
+    def _format_expression(self, table: TableInfo) -> str:
         if not self.expression:
             return ""
         function, name = _parse_expression(table, self.expression)
@@ -129,11 +129,11 @@ class PartitionBy:
         return ["NULL" if one is None else _literal(one) for one in values]
 
 
-def _divided_by(by: str | Sequence[str]) -> tuple[str, tuple[str, ...]]:
+def _parse_by(by: str | Sequence[str]) -> tuple[str, tuple[str, ...]]:
     return (by, ()) if isinstance(by, str) else ("", tuple(by))
 
 
-def _numbered(count: int) -> tuple[tuple[str, Any], ...]:
+def _number_partitions(count: int) -> tuple[tuple[str, Any], ...]:
     return tuple((f"p{number}", None) for number in range(count))
 
 
@@ -253,7 +253,7 @@ def partition_columns(table: TableInfo) -> tuple[ColumnInfo, ...]:
 
 
 def check_unique(table: TableInfo, index: IndexInfo | None) -> None:
-    """Raise Invalid for a unique index (None: the primary key) that lacks a column of the partitions."""
+    """Raise Invalid for a unique index (None: the primary key) without a column of the partitions."""
     names = table.primary_key if index is None else [table.columns[part.offset] for part in index.columns]
     missing = [column.name for column in partition_columns(table) if column not in names]
     if missing and (index is None or (index.unique and not index.is_global)):

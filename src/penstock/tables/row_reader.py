@@ -142,7 +142,9 @@ class RowReader:
                 f"index {index.name} has {len(index.columns)} columns; give values for the first ones"
             )
         if index.condition:
-            raise Invalid(f"index {index.name} has a condition and lacks rows; find rows by another index")
+            raise Invalid(
+                f"index {index.name} has a condition, so rows are missing in it; find rows by another index"
+            )
         columns = [self.table.columns[part.offset] for part in index.columns[: len(values)]]
         sought = {
             column.id: _sought_datum(column, value) for column, value in zip(columns, values, strict=True)

@@ -17,7 +17,7 @@ from penstock.tables.records import Record, check_datum, default_value, handle_o
 from penstock.tables.row_reader import RowReader, RowRef
 from penstock.tables.schema import ROWID_COLUMN, HandleKind, IndexInfo
 from penstock.tables.schema_snapshot import TablePlace
-from penstock.tables.temp_index import TempIndex, letter_of
+from penstock.tables.temp_index import TempIndex, find_letter
 from penstock.tables.values import from_datum
 
 Row = Mapping[str, Any]
@@ -104,7 +104,7 @@ class RowWriter(RowReader):
         handles = list(self._row_ids.take(*self._counter, len(batch))) if is_numbered else batch.handles
         self._txn.insert_many(*batch.record_pairs(handles))
         for index, entries in zip(self._form.added, batch.entries(handles), strict=True):
-            if letter_of(index):
+            if find_letter(index):
                 self._aside(index).add(
                     IndexEntry(key, value, distinct)
                     for distinct, pairs in ((True, entries.distinct), (False, entries.shared))
@@ -212,11 +212,11 @@ class RowWriter(RowReader):
 
     def _remove_entries(self, removals: Sequence[_Removal]) -> None:
         """Delete or change entries. One of a unique index that is not complete yet may be another row's."""
-        for index in {one.of.id: one.of for one in removals if letter_of(one.of)}.values():
+        for index in {one.of.id: one.of for one in removals if find_letter(one.of)}.values():
             noted = [one for one in removals if one.of.id == index.id]
             self._aside(index).remove([(one.entry, one.ref.handle) for one in noted])
             self._aside(index).add(one.replacement for one in noted if one.replacement is not None)
-        removals = [one for one in removals if not letter_of(one.of)]
+        removals = [one for one in removals if not find_letter(one.of)]
         unsure = [
             removal.entry.key
             for removal in removals
@@ -256,10 +256,10 @@ class RowWriter(RowReader):
         return indexes.entry(self.table, index, record, ref.handle, partition_id)
 
     def _add_entries(self, entries: Sequence[tuple[IndexInfo, IndexEntry | None]]) -> None:
-        for index in {index.id: index for index, _ in entries if letter_of(index)}.values():
+        for index in {index.id: index for index, _ in entries if find_letter(index)}.values():
             noted = (entry for of, entry in entries if of.id == index.id)
             self._aside(index).add(entry for entry in noted if entry is not None)
-        made = [entry for index, entry in entries if entry is not None and not letter_of(index)]
+        made = [entry for index, entry in entries if entry is not None and not find_letter(index)]
         for distinct, write in ((True, self._txn.insert_many), (False, self._txn.put_many)):
             chosen = [entry for entry in made if entry.distinct is distinct]
             write([entry.key for entry in chosen], [entry.value for entry in chosen])

@@ -29,7 +29,7 @@ class SchemaSnapshot:
         """Read all databases and tables, unreadable tables among them."""
         databases = {database.name.lower(): database for database in meta.databases()}
         tables = {
-            database.id: {table.name.lower(): table for table in map(_named, meta.tables(database.id))}
+            database.id: {table.name.lower(): table for table in map(_name_damaged, meta.tables(database.id))}
             for database in databases.values()
         }
         return cls(meta.schema_version(), databases, tables)
@@ -63,7 +63,7 @@ class SchemaSnapshot:
         return TablePlace(database, table)
 
 
-def _named(table: TableInfo) -> TableInfo:
+def _name_damaged(table: TableInfo) -> TableInfo:
     """Return a table with a name: that of a damaged description is its id, so that it can be dropped."""
     return table if table.name else replace(table, name=f"#{table.id}")
 

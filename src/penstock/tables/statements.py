@@ -404,7 +404,7 @@ def _column_clauses(before: TableInfo, after: TableInfo) -> list[str]:
     heirs = _heirs(before, old, new)  # id of a column before -> id of the same column after
     clauses = [f"DROP COLUMN {quote(column.name)}" for key, column in old.items() if key not in heirs]
     earlier = {heir: old[key] for key, heir in heirs.items()}
-    moved = _moved([heirs[key] for key in old if key in heirs], [key for key in new if key in earlier])
+    moved = _find_moved([heirs[key] for key in old if key in heirs], [key for key in new if key in earlier])
     place = "FIRST"
     ahead = len(new)
     while ahead and list(new)[ahead - 1] not in earlier:
@@ -444,7 +444,7 @@ def _heirs(before: TableInfo, old: Mapping[int, ColumnInfo], new: Mapping[int, C
     return found
 
 
-def _moved(old: Sequence[int], new: Sequence[int]) -> int | None:
+def _find_moved(old: Sequence[int], new: Sequence[int]) -> int | None:
     """Return the one column that has another place among the others; None when all are in order."""
     if list(old) == list(new):
         return None

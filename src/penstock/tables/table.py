@@ -107,7 +107,7 @@ class Table:
 
     def update(self, rows: RowsIn, *, txn: Transaction | None = None) -> int:
         """Change rows, given as their primary keys with the changed columns; return how many rows exist."""
-        changes = _listed(rows)
+        changes = _to_list(rows)
         return self._write(txn, lambda store: store.update(changes))
 
     def delete(self, keys: "Iterable[Any] | RowsIn", *, txn: Transaction | None = None) -> int:
@@ -115,7 +115,7 @@ class Table:
 
         A key is a value, a tuple, or a row that has the columns of the key.
         """
-        listed = _listed(keys)
+        listed = _to_list(keys)
         return self._write(txn, lambda store: store.delete(listed))
 
     def get(
@@ -228,7 +228,7 @@ def _rows_in(rows: Any) -> "list[Row] | pa.Table | pa.RecordBatch":
     return pa.table(rows) if hasattr(rows, "__arrow_c_stream__") else list(rows)
 
 
-def _listed(rows: Any) -> list[Any]:
+def _to_list(rows: Any) -> list[Any]:
     taken = _rows_in(rows)
     return taken if isinstance(taken, list) else taken.to_pylist()
 

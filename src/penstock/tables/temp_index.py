@@ -42,8 +42,8 @@ _SIZE_BYTES = 2
 _DAMAGED = "an entry of a temporary index is damaged; keep it for inspection"
 
 
-def letter_of(index: IndexInfo) -> bytes:
-    """Return the letter of changes that are noted aside in an index's present state; empty if none are."""
+def find_letter(index: IndexInfo) -> bytes:
+    """Return the letter of entries in the temporary index; empty if changes go into the index itself."""
     state = index.extra.get("backfill_state")
     if index.state is SchemaState.PUBLIC or not state:
         return b""
@@ -53,8 +53,8 @@ def letter_of(index: IndexInfo) -> bytes:
 
 
 def is_known(index: IndexInfo) -> bool:
-    """Return whether it is known how to write an index in its state; of global ones it is not meanwhile."""
-    if not letter_of(index):
+    """Return whether rows can be written in an index's state; not while a global one is filled in."""
+    if not find_letter(index):
         return True
     return not index.is_global and index.extra["backfill_state"] in {_RUNNING, _READY_TO_MERGE, _MERGING}
 
@@ -117,7 +117,7 @@ class TempIndex:
     def __init__(self, txn: Transaction, index: IndexInfo) -> None:
         self._txn = txn
         self._index = index
-        self._letter = letter_of(index)
+        self._letter = find_letter(index)
         self._both = self._letter == _MERGE
 
     def add(self, entries: Iterable[IndexEntry]) -> None:

@@ -272,7 +272,9 @@ def verify_table(
     """Compare `database.table` in the event store with the cluster's on executors, row by row, at `ts`.
 
     Without `ts` it is the newest timestamp that the event store can read. The report lists keys, no values.
-    Raises what `verify` raises.
+    Raises Invalid when there is no such table or `ts` cannot be read in the cluster, StaleRead when it is
+    collected in the event store, Unavailable when the event store is not complete up to `ts` or something
+    does not answer, Corrupt when the schemas differ.
     """
 
     def run(tasks: Sequence[Any]) -> list[Any]:

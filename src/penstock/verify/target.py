@@ -186,7 +186,7 @@ class TargetVerification:
         """Return the newest timestamp at which a table has the rows that it had at `at_ts`.
 
         Waits a while until the table can be read up to `at_ts`. After that it returns `at_ts`: the read of
-        the table then raises what is wrong.
+        the table then says what is wrong.
         """
         deadline = self._clock.monotonic() + _PROGRESS_WAIT_S
         while self._clock.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Penstock as people install it: the wheel, by pip, in an environment that has nothing else.
+"""Penstock as people install it: the wheel, by pip, in environments that have nothing else.
 
-The environment gets the extra `lance` and no other. It takes packages from where `make setup` takes them, and
-pip's cache has them by then.
+One has no extra, the other one `lance`. They take packages from where `make setup` takes them, and pip's
+cache has them by then.
 """
 
 import ast
@@ -20,9 +20,13 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+import yaml
 
+import penstock
 from penstock.clock import SYSTEM
+from penstock.extras import EXTRAS
 from support.docworld import free_port
+from support.spark import QUICK_SPARK
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "src"
@@ -43,6 +47,18 @@ with Client.connect(sys.argv[1:]) as client:
     orders = db.table("shop.orders")
     orders.insert([{"id": 1, "note": "green shoes"}, {"id": 2, "note": "a red coat"}])
     orders.update([{"id": 2, "note": "a green coat"}])
+"""
+IMPORT_ALL = """
+import importlib, json, pkgutil
+import penstock
+
+missing = set()
+for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        missing.add(error.name.partition(".")[0])
+print(json.dumps(sorted(missing)))
 """
 FOR_TESTS = """
 import importlib, pkgutil, sys
@@ -103,27 +119,35 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    """The wheel and what it requires, installed by pip in an empty environment.
+def environments(wheel: Path) -> Iterator[Path]:
+    """A folder with two environments: the wheel and what it requires (`bare`), and the extra `lance` as well.
 
-    The environment stays below `build` as long as the requirements are the same; only the wheel is installed
-    again then. Whoever else runs this test in the clone waits.
+    They stay below `build` as long as the requirements are the same; only the wheel is installed again then.
+    Whoever else runs this test in the clone waits.
     """
     requirements = [*headers_of(wheel).get_all("Requires-Dist", []), sys.version, CONSTRAINTS.read_text()]
-    environment = BUILD / f"wheel-{hashlib.sha256(repr(requirements).encode()).hexdigest()[:12]}"
-    complete = environment / "complete"
+    folder = BUILD / f"wheels-{hashlib.sha256(repr(requirements).encode()).hexdigest()[:12]}"
+    complete = folder / "complete"
     BUILD.mkdir(exist_ok=True)
     with (BUILD / "wheel.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for other in BUILD.glob("wheel-*"):
-            if other != environment or not complete.exists():
+        for other in BUILD.glob("wheel*-*"):
+            if other != folder or not complete.exists():
                 shutil.rmtree(other)
         if not complete.exists():
-            run([sys.executable, "-m", "venv", "--without-pip", environment]).check_returncode()
-            pip_install(environment, "--constraint", str(CONSTRAINTS), f"{wheel}[lance]")
+            run([sys.executable, "-m", "venv", "--without-pip", folder / "bare"]).check_returncode()
+            pip_install(folder / "bare", "--constraint", str(CONSTRAINTS), str(wheel))
+            shutil.copytree(folder / "bare", folder / "lance", symlinks=True, copy_function=os.link)
+            pip_install(folder / "lance", "--constraint", str(CONSTRAINTS), f"{wheel}[lance]")
             complete.touch()
-        pip_install(environment, "--no-index", "--force-reinstall", "--no-deps", str(wheel))
-        yield Installed(environment, tmp_path_factory.mktemp("installed"))
+        for name in ("bare", "lance"):
+            pip_install(folder / name, "--no-index", "--force-reinstall", "--no-deps", str(wheel))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def installed(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return Installed(environments / "lance", tmp_path_factory.mktemp("installed"))
 
 
 def pip_install(environment: Path, *arguments: str) -> None:
@@ -145,7 +169,7 @@ def up(installed: Installed) -> Iterator[str]:
     addresses = {shown: f"127.0.0.1:{free_port()}" for shown in SHOWN}
     for shown, here in addresses.items():
         text = text.replace(shown, here)
-    settings.write_text(f"engine: local\n{text}")
+    settings.write_text(f"{text}\n{yaml.safe_dump({'spark': QUICK_SPARK})}")
     command = [installed.programs / "penstock", "up", "--config", "penstock.yaml"]
     with (
         (installed.folder.parent / "up.log").open("w+") as log,
@@ -208,6 +232,18 @@ def test_the_interpreters_that_are_declared_are_those_that_are_tried(wheel: Path
         line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("VERSIONS")
     ]
     assert versions == f"VERSIONS := {' '.join(f'3.{minor}' for minor in minors)}"
+
+
+def test_without_an_extra_the_commands_and_the_modules_that_need_none_work(
+    environments: Path, tmp_path: Path
+) -> None:
+    bare = Installed(environments / "bare", tmp_path)
+    assert bare.penstock("--version") == f"penstock {penstock.__version__}\n"
+    bare.penstock("init")
+    assert (bare.folder / "penstock.yaml").exists()
+    assert json.loads(bare.python(IMPORT_ALL)) == sorted(set(EXTRAS) - {"boto3"}), (
+        "boto3 is imported when it is first used"
+    )
 
 
 def test_doubles_for_authors_of_consumers_need_no_development_packages(installed: Installed) -> None:

@@ -215,7 +215,7 @@ def test_a_wrong_vector_stops_the_job_and_is_not_shown(
     [
         ({"vector_column": "free"}, "needs the option dimension"),
         ({"vector_column": "direction", "dimension": "5"}, "has 4 dimensions; fix option dimension"),
-        ({"vector_column": "id", "dimension": "5"}, "of which no vector can be made"),
+        ({"vector_column": "id", "dimension": "5"}, "cannot be read as a vector"),
         ({"vector_column": "nowhere"}, "no column nowhere"),
         ({"text_columns": "id"}, "column id of table items has no text"),
         ({"text_columns": "name", "embedding": "support.nowhere:f", "dimension": "3"}, "cannot be imported"),

@@ -109,7 +109,7 @@ def test_overlapping_ddls_are_in_order_and_nothing_else_waits(
             pending.release(unreleased.pop())
             continue
         block = blocks[choices.draw(st.sampled_from(expected), label="done")]
-        status = ChangefeedStatus.from_json("feed", status.with_done_ddls(pending.done_with(block)).to_json())
+        status = ChangefeedStatus.from_json("feed", status.with_done_ddls(pending.find_done(block)).to_json())
         pending.finish(block)
         done.add(block.commit_ts)
         unreleased.append(block)

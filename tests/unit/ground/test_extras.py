@@ -1,6 +1,7 @@
 """Optional packages: which extra has each, and what is said where one is missing."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,7 +16,9 @@ from penstock.extras import EXTRAS, import_with_extra
 from penstock.jobs.consumer import BUILT_IN
 from penstock.settings import TracingSettings
 
-PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+ROOT = Path(__file__).parents[3]
+PYPROJECT = ROOT / "pyproject.toml"
+QUICKSTART = ROOT / "docs" / "quickstart.md"
 MISSING = [
     "boto3",
     "deltalake",
@@ -112,3 +115,14 @@ def test_each_extra_installs_the_package_that_messages_name() -> None:
     assert set(extras) == {*names, "all", "dev"}
     assert extras["all"] == [f"penstock[{','.join(names)}]"]
     assert "penstock[all]" in extras["dev"]
+
+
+def test_the_table_of_the_quickstart_has_every_extra_and_its_packages() -> None:
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| `(\w+)` \| .* \|(.*)\|$", QUICKSTART.read_text(), re.MULTILINE)
+    packages = {name: [re.split(r"[\[>]", line)[0] for line in lines] for name, lines in extras.items()}
+    del packages["dev"]
+    packages["all"] = []  # it names the others
+    assert {name: sorted(filter(None, text.strip().split(", "))) for name, text in rows} == {
+        name: sorted(found) for name, found in packages.items()
+    }

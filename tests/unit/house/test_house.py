@@ -4,6 +4,7 @@
 """
 
 import importlib.util
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -67,6 +68,18 @@ def test_contracts_that_list_layers_list_all_of_them() -> None:
     layered = [contract for contract in contracts if contract["type"] == "layers"]
     assert len(layered) >= 12
     assert [contract["name"] for contract in layered if not contract.get("exhaustive")] == []
+
+
+ELSEWHERE = re.compile(r"[Rr]aises? as `|[Rr]aises? what `?\w+`? (raises|does)|[Rr]eturns? as `|\bSee `")
+
+
+def test_docstrings_state_the_promise_where_the_reader_is() -> None:
+    found = [
+        f"{path.relative_to(SCRIPT.parents[1])}: {match[0]}"
+        for path in (SCRIPT.parents[1] / "src").rglob("*.py")
+        for match in ELSEWHERE.finditer(" ".join(path.read_text().split()))
+    ]
+    assert found == [], "write what is raised, and when"
 
 
 @pytest.fixture

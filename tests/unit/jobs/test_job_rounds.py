@@ -311,7 +311,7 @@ def test_iterations_that_wait_for_a_worker_share_a_round(world: TableWorld) -> N
         ahead.begin(iteration)
     assert ahead.take("0") is None, "jobs that take DataFrames are not read for"
     for iteration in iterations:
-        ahead.note_taker(iteration.jobs[0].key, batches=True)
+        ahead.note_batches(iteration.jobs[0].key, batches=True)
     for iteration in iterations:
         ahead.begin(iteration)
     for iteration in iterations:
@@ -328,7 +328,7 @@ def test_what_was_read_ahead_for_nobody_is_given_up(world: TableWorld) -> None:
     rounds = ReadRounds(HereJobs(), gather_s=30.0)
     ahead = EarlyReads(RoundReader(rounds), WorldSource(world), JobsSettings())
     iteration = _waiting(1, world)
-    ahead.note_taker(iteration.jobs[0].key, batches=True)
+    ahead.note_batches(iteration.jobs[0].key, batches=True)
     ahead.begin(iteration)
     early: Future[object] = ahead._early[iteration.id]  # type: ignore[assignment] # for its value
     ahead.drop(iteration.id)

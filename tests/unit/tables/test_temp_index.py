@@ -15,9 +15,9 @@ from penstock.tables.temp_index import (
     decode_changes,
     encode_deletion,
     encode_put,
+    find_letter,
     is_known,
     key_of,
-    letter_of,
 )
 
 INDEX = IndexInfo(3, "i", (), state=SchemaState.WRITE_REORG)
@@ -70,7 +70,7 @@ def test_the_changes_of_a_unique_entry_are_read_back_in_their_order():
     ],
 )
 def test_the_state_says_where_changes_go(index: IndexInfo, letter: bytes):
-    assert letter_of(index) == letter
+    assert find_letter(index) == letter
     assert is_known(index)
 
 

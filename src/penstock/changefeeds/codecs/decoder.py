@@ -86,7 +86,10 @@ class DataFiles:
 def decode_stream(
     stream: pa.NativeFile, protocol: Protocol, table: TableInfo, options: FileOptions, *, share: int = 1
 ) -> Iterator[DecodedChanges]:
-    """Yield the changes of an open, uncompressed file in order; raise as `DataFiles.changes`."""
+    """Yield the changes of an open, uncompressed file in order.
+
+    Raises Corrupt or Invalid when the file does not fit the table and the options.
+    """
     zone, line_end = options.time_zone, options.terminator
     size = max(_BLOCK_BYTES_MIN, BLOCK_BYTES // share)
     if protocol == "parquet":

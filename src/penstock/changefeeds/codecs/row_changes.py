@@ -325,12 +325,12 @@ class _Sides:
 
     def within(self, changes: _Changes, after: Position, upto: Position | None) -> _Changes:
         """Return the changes that are after a position, and not after another."""
-        wanted = ~self._done(changes, after)
+        wanted = ~self._mark_done(changes, after)
         if upto is not None:
-            wanted &= self._done(changes, upto)
+            wanted &= self._mark_done(changes, upto)
         return changes.where(wanted)
 
-    def _done(self, changes: _Changes, position: Position) -> Mask:
+    def _mark_done(self, changes: _Changes, position: Position) -> Mask:
         """Return which changes are done at a position."""
         if position.handle is None:
             done: Mask = changes.commits <= position.ts

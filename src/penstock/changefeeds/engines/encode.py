@@ -86,8 +86,8 @@ def encode_part(
     `on_step` is called whenever rows were read or encoded; what it raises ends the work.
 
     The same slice gives the same chunks. Together the chunks of all parts are the changes of the slice.
-    Raises what reading changes raises (Unavailable, StaleRead, Corrupt), and Invalid for options that do not
-    fit the table.
+    Raises Unavailable, StaleRead or Corrupt when the slice cannot be read, and Invalid for options that do
+    not fit the table.
     """
     part = slice_.parts[number]
     rows = RowFilter.of(slice_.schema, options.where)
@@ -152,7 +152,10 @@ class PartRows:
         return not self.part.from_ts
 
     def changes(self) -> Iterator[tuple[RowChanges, bool]]:
-        """Yield changes in order, and whether their last commit is complete. Raises as reading does."""
+        """Yield changes in order, and whether their last commit is complete.
+
+        Raises Unavailable, StaleRead or Corrupt when they cannot be read.
+        """
         with self.part.collect() as batches:
             waiting: list[ChangeBatch] = []
             held = 0

@@ -87,9 +87,11 @@ def _make_file(
 def encode_slice(
     work: EncodeWork, on_read: Callable[[int], None], on_step: OnStep = ignore_step
 ) -> Iterator[EncodedChunk]:
-    """Yield the chunks of all parts of a slice, in order. Raises as `encode_part`, and what `on_step` raises.
+    """Yield the chunks of all parts of a slice, in order.
 
-    `on_read` is called once for each part, with the rows that were read.
+    `on_read` is called once for each part, with the rows that were read. An error of `on_step` ends the work.
+    Raises Unavailable, StaleRead or Corrupt when the slice cannot be read, and Invalid for options that do
+    not fit the table.
     """
     for number in range(len(work.slice.parts)):
         yield from retry_when_moved(partial(encode_part, work.slice, number, work.options, on_read, on_step))

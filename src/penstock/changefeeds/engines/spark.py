@@ -254,7 +254,7 @@ class SparkEngine:
         After a moment it ends the job on the cluster, which may have no executors to run it.
         """
         tag = f"penstock-{SYSTEM.unique_id()}"
-        running = asyncio.get_running_loop().run_in_executor(self._jobs, self._labelled, what, tag, job)
+        running = asyncio.get_running_loop().run_in_executor(self._jobs, self._run_labelled, what, tag, job)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -265,7 +265,7 @@ class SparkEngine:
             running.exception()  # mark it as retrieved: the caller does not wait for it any more
             raise
 
-    def _labelled(self, what: str, tag: str, job: Callable[[], T]) -> T:
+    def _run_labelled(self, what: str, tag: str, job: Callable[[], T]) -> T:
         name = f"changefeed {self._changefeed}: {what}" if self._changefeed else what
         with translate_spark_errors(), labelled_jobs(self._spark, name, tag=tag, account=self._account):
             return job()

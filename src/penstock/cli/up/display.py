@@ -43,7 +43,7 @@ class Display(Protocol):
         """Show that every part has been ready. Called once."""
 
     def show_stopping(self) -> None:
-        """Show that all parts are told to end."""
+        """Show that all parts are asked to end."""
 
     def show_kill(self, part: PartStatus) -> None:
         """Show that a part did not end in time and is killed."""

@@ -281,7 +281,8 @@ def run_deployment(
 ) -> Iterator[Supervisor]:
     """Run a deployment during the block, which begins once every part is ready.
 
-    Blocks; call it from any thread but the event loop's. Raises as `Supervisor.wait_ready` does.
+    Blocks; call it from any thread but the event loop's. Raises Unavailable with the error of a part that is
+    not ready after two minutes, and Invalid when another supervisor has the folder or a package is missing.
     """
     supervisor = Supervisor(with_tokens(settings, make=True), log_format=log_format, log_level=log_level)
 

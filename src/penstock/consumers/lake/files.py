@@ -190,16 +190,16 @@ def damage_errors(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is not None or type(error) is not OSError:
             raise  # of the storage; those of Parquet's decoders have no number
-        raise _damaged(what, error) from None
+        raise _damage_error(what, error) from None
     except _DAMAGE as error:
-        raise _damaged(what, error) from None
+        raise _damage_error(what, error) from None
     except BaseException as error:
         if type(error).__module__ != "pyo3_runtime":  # a panic of a library in Rust is no Exception
             raise
-        raise _damaged(what, error) from None
+        raise _damage_error(what, error) from None
 
 
-def _damaged(what: str, error: BaseException) -> Corrupt:
+def _damage_error(what: str, error: BaseException) -> Corrupt:
     return Corrupt(
         f"{what} is damaged ({type(error).__name__}); keep it for inspection, and fill the copy anew with"
         " `penstock job repair --rebuild`"

@@ -161,7 +161,7 @@ def _text(text: str, beside: pa.DataType | None) -> str:
             return f"DATE '{date.fromisoformat(text).isoformat()}'"
     except ValueError:
         raise Invalid(
-            "the filter compares a time with a text that is none; write 'YYYY-MM-DD[ HH:MM:SS[.ffffff]]'"
+            "the filter compares a time with another text; write 'YYYY-MM-DD[ HH:MM:SS[.ffffff]]'"
         ) from None
     return _quote(text)
 

@@ -187,7 +187,9 @@ def read_vectors(column: pa.Array, dimension: int, name: str) -> pa.FixedSizeLis
     elif pa.types.is_binary(kind):
         return _unpack_floats(column, dimension, name)
     elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-        raise Invalid(f"{name} has the type {kind}, of which no vector can be made; name another column")
+        raise Invalid(
+            f"{name} has the type {kind}, which cannot be read as a vector; name a column of floats"
+        )
     lengths = pc.list_value_length(column)
     _check_rows(pc.not_equal(lengths, dimension), name, f"a vector of other than {dimension} dimensions")
     present = column.is_valid().to_numpy(zero_copy_only=False)

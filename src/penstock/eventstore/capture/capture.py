@@ -548,7 +548,7 @@ class Capture:
 
         Its rows held the options of jobs, with their secrets. When storage refuses, it is tried again.
         """
-        for table_id in filter(self._is_mine, self._names.uninvited(self._settings.tables)):
+        for table_id in filter(self._is_mine, self._names.find_uninvited(self._settings.tables)):
             try:
                 await asyncio.to_thread(self._names.remove, table_id)
             except (Denied, Unavailable) as error:

@@ -71,7 +71,7 @@ _REASON_CHARS_MAX = 2000  # of an error; gRPC sends it as a header, and clients 
 _CUT_OFF_S = 1.0
 
 FlightMethod = Callable[[bytes], Iterator[bytes]]
-"""From a request to the messages of its answer, all in Flight's wire format; raises what the store raises."""
+"""From a request to the messages of its answer, in the wire format; an error becomes a gRPC status."""
 
 _log = logging.getLogger(__name__)
 

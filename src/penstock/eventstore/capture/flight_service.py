@@ -260,11 +260,11 @@ class FlightService:
         patterns, since_ts = _catalog_question(body)
         schemas = self._store.schemas
         upto_ts = schemas.resolved_ts()
-        ddl_ts = min(schemas.last_ddl_ts(), upto_ts)  # one that resolved in between is told next time
+        ddl_ts = min(schemas.last_ddl_ts(), upto_ts)  # one that resolved in between is in the next answer
         histories: dict[int, Any] = {}
         for table_id in sorted(schemas.known_ids()) if ddl_ts > since_ts else ():
             versions = self._versions(table_id, upto_ts)
-            if not versions:  # it was created after `upto_ts`, and is told next time
+            if not versions:  # it was created after `upto_ts`, and is in the next answer
                 continue
             ends = schemas.ends(table_id, 0, upto_ts)
             changed = max([version.since_ts for version in versions] + ends) > since_ts

@@ -341,7 +341,8 @@ class EventStore:
     def merge(self, table_id: int) -> int:
         """Merge a table's objects until none are left to merge; return how many merges that took.
 
-        Raises Unavailable, Fenced and Corrupt as `Upkeep.merge` does.
+        Raises Unavailable when storage does not answer, Fenced when the table has a newer owner, Corrupt when
+        an object is damaged.
         """
         return self._upkeep.merge(self._find_owned(table_id))
 

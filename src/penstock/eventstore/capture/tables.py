@@ -103,7 +103,7 @@ class TableNames:
         except Corrupt:  # nobody can read the table either
             return False
 
-    def uninvited(self, patterns: Sequence[str]) -> set[int]:
+    def find_uninvited(self, patterns: Sequence[str]) -> set[int]:
         """Return the tables on storage that are the job log, unless a pattern is its very name.
 
         Earlier releases captured it through wildcards. A table that ever had another name is not returned.

@@ -282,7 +282,7 @@ class PartitionState:
         return self._known_upto[asked_ts]
 
     def schema_at(self, ts: int) -> SchemaVersion:
-        """Return the version in force at `ts`; raise Unavailable as `schemas` does."""
+        """Return the version in force at `ts`; raise Unavailable while there is none."""
         return self.schemas(ts - 1, ts)[-1]
 
     def parts(self, from_ts: int, to_ts: int) -> list[tuple[int, int, SchemaVersion]]:

@@ -111,7 +111,7 @@ def partition_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts
 
 
 def _unbroken_sets(asked: AskedTable, lives: Sequence[Life], from_ts: int, to_ts: int) -> list[PartitionSet]:
-    """Return the sets as `partition_sets` does; StaleRead names any of several reasons."""
+    """Return the sets of a range; raise StaleRead, for any of several reasons, when it has none."""
     mine = [life for life in lives if life.schema.table.id == asked.table_id]
     if not mine:
         return []

@@ -145,7 +145,9 @@ class SnapshotPartition:
 def snapshot_schema(table: TableView, ts: int, columns: Sequence[str] | None = None) -> pa.Schema:
     """Return the schema of a snapshot's batches: the named columns, or all and `_commit_ts`, as of `ts`.
 
-    `columns` may name `_handle`, `_commit_ts`, `_start_ts` and `_update` too. Raises as `read_snapshot` does.
+    `columns` may name `_handle`, `_commit_ts`, `_start_ts` and `_update` too. Raises StaleRead when the
+    history at `ts` is gone, Unavailable when it is not complete yet, Invalid when the table has no such
+    column then.
     """
     version = _states(table, ts)[0].schema_at(ts)
     return Projection(version.table, version.table, _names(version.table, columns)).schema
@@ -189,7 +191,8 @@ def plan_snapshot(
     """Divide the snapshot into parts that are read independently, of about `partition_bytes` of objects each.
 
     With `partitions` it aims at that many parts instead. Objects and row groups without `wanted` rows are
-    left out where that is known. Raises as `read_snapshot` does.
+    left out where that is known. Raises StaleRead when the history at `ts` is gone, Unavailable when it is
+    not complete yet or storage does not answer, Invalid when the table has no such column then.
     """
     if partition_bytes < 1 or (partitions is not None and partitions < 1):
         raise Invalid("partition_bytes and partitions must be at least 1")

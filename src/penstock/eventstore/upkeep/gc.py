@@ -189,7 +189,8 @@ class Collector:
     def sweep(self, table: OwnedTable) -> int:
         """Delete the old files that nothing names, left by crashes; return how many.
 
-        Raises as `collect` does.
+        Raises Unavailable when storage does not answer, Fenced when the table has a newer owner: what was
+        deleted until then stays deleted.
         """
         root = paths.table_root(table.rows.table_id)
         before_ms = self.clock.wall_ms() - self.policy.orphan_ms

@@ -195,7 +195,10 @@ class MergeWriter:
     proceed: Callable[[], None]
 
     def write(self) -> MergeOutput:
-        """Write all objects; raise as `write_merge` does."""
+        """Write all objects.
+
+        Raises Unavailable when an input is gone or storage does not answer, Corrupt when an input is damaged.
+        """
         return MergeOutput(self._write_data(), self.write_tombstones(self._read_kept_tombstones()))
 
     def _write_data(self) -> tuple[ObjectInfo, ...]:

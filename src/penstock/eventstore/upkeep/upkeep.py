@@ -187,7 +187,8 @@ class Upkeep:
     def commit(self, table: OwnedTable, plan: MergePlan, output: MergeOutput) -> bool:
         """Commit a merge that was written anywhere; return False when an input left the table meanwhile.
 
-        A merge that took so long that its files may be swept is not committed. Raises as `commit_merge` does.
+        A merge that took so long that its files may be swept is not committed. After Unavailable the commit
+        may have happened; call it again to find out. Raises Fenced when the table has a newer owner.
         """
         age_ms = self._clock.wall_ms() - plan.made_ms
         committed = False
@@ -199,7 +200,11 @@ class Upkeep:
         return committed
 
     def collect(self, table: OwnedTable) -> int:
-        """Collect and sweep a table; return how many files were deleted. Raises as `Collector` does."""
+        """Collect and sweep a table; return how many files were deleted.
+
+        Raises Unavailable when storage does not answer, Fenced when the table has a newer owner, Corrupt when
+        a file is damaged that says what is needed.
+        """
         collector = self._collector(partial(self._require_owned, table))
         return collector.collect(table) + collector.sweep(table)
 

@@ -234,7 +234,7 @@ class ConsumerRun:
 
         before, self._on_executors = self._on_executors, read_progress(session, self._tag)
         if self._on_executors is None or self._on_executors.waits_for_cores or self._on_executors != before:
-            self._progressed()
+            self._note_progress()
             return True
         return False
 
@@ -256,7 +256,7 @@ class ConsumerRun:
                 extra={"job": str(self.job.id), "error": failure_of(error, self._mask).message},
             )
 
-    def _progressed(self) -> None:
+    def _note_progress(self) -> None:
         self._progress_at = self._services.clock.monotonic()
 
     def abandon(self) -> None:
@@ -333,7 +333,7 @@ class ConsumerRun:
                 self._services.log,
                 self._services.clock,
                 enter_pool=self._spark,
-                progressed=self._progressed,
+                progressed=self._note_progress,
             )
             self._check_canceled()
             consumer.consume(data)
@@ -402,7 +402,7 @@ class ConsumerRun:
             spark=self._spark,
             tenant=tenant,
             clock=services.clock,
-            progressed=self._progressed,
+            progressed=self._note_progress,
         )
 
     def _spark(self) -> "SparkSession":
@@ -436,7 +436,7 @@ class JobRetriever:
         self._log = log
         self._clock = clock
         self._enter_pool = enter_pool
-        self._progressed = progressed
+        self._note_progress = progressed
         self._scan = shared.scan(job.account)
         table, chosen = self._scan.schema.table, job.spec.detail.consumer.columns
         self._columns = own_columns(table, chosen)
@@ -521,7 +521,7 @@ class JobRetriever:
             raise
         finally:
             self.waited_s += self._clock.monotonic() - asked_at
-            self._progressed()
+            self._note_progress()
             self.waiting = False
         assert batch is not None, "the last batch says that it is the last"
         self.rows += batch.rows
@@ -561,7 +561,7 @@ class JobRetriever:
             self.failure = error
             raise
         finally:
-            self._progressed()
+            self._note_progress()
             self.waiting = False
         self._shared.leave(self._job.key, Invalid("the changes were taken as a DataFrame already"))
         self._frame_rows = shared.rows

@@ -107,7 +107,7 @@ class IterationRun:
             self._finish(shared, folder)
             if ahead is not None:
                 for job in jobs:
-                    ahead.note_taker(job.key, batches=shared.batches_taken)
+                    ahead.note_batches(job.key, batches=shared.batches_taken)
         return self._again
 
     def _begin(self, jobs: Sequence[Job]) -> list[Job]:

@@ -98,7 +98,8 @@ class RoundReader:
     def begin(self, scan: TableScan, columns: Collection[str] | None, account: str) -> RangeRead:
         """Begin to read a range; `columns` are those beside the key's, None for all. Blocks for planning.
 
-        Raises what planning raises: StaleRead, Unavailable.
+        Raises StaleRead when the history of the range is gone, Unavailable when storage or the capture does
+        not answer.
         """
         names = tuple(choose_columns(scan.schema.table, columns).names)
         parts = _plan_parts(scan, columns)
@@ -146,7 +147,7 @@ class EarlyRead:
 _RANGES_MAX = 1024
 _BYTES_MAX = 64 << 20
 _PLANNERS = 4
-_TAKERS_MAX = 100_000  # jobs that are remembered as taking batches
+_BATCH_JOBS_MAX = 100_000  # jobs that are remembered as taking batches
 
 
 class EarlyReads:
@@ -163,22 +164,22 @@ class EarlyReads:
         self._lock = threading.Lock()
         self._early: dict[str, Future[EarlyRead | None]] = {}
         self._nbytes: dict[str, int] = {}
-        self._takers: OrderedDict[JobKey, None] = OrderedDict()
+        self._batch_jobs: OrderedDict[JobKey, None] = OrderedDict()
         self._planners = ThreadPoolExecutor(_PLANNERS, thread_name_prefix="penstock-read-ahead")
 
-    def note_taker(self, key: JobKey, *, batches: bool) -> None:
+    def note_batches(self, key: JobKey, *, batches: bool) -> None:
         """Remember whether a job takes batches."""
         with self._lock:
-            self._takers.pop(key, None)
+            self._batch_jobs.pop(key, None)
             if batches:
-                self._takers[key] = None
-            while len(self._takers) > _TAKERS_MAX:
-                self._takers.popitem(last=False)
+                self._batch_jobs[key] = None
+            while len(self._batch_jobs) > _BATCH_JOBS_MAX:
+                self._batch_jobs.popitem(last=False)
 
     def begin(self, iteration: Iteration) -> None:
         """Begin to read for an iteration that waits, unless it is a first sync. Does not block."""
         with self._lock:
-            taken = any(job.key in self._takers for job in iteration.jobs)
+            taken = any(job.key in self._batch_jobs for job in iteration.jobs)
             full = len(self._early) >= _RANGES_MAX or sum(self._nbytes.values()) >= _BYTES_MAX
             if iteration.first or not taken or full or iteration.id in self._early:
                 return

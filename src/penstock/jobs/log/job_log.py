@@ -173,7 +173,10 @@ class JobLog:
         return found
 
     def flush_watermarks(self, raised: Sequence[tuple[Job, int]]) -> list[Job | None]:
-        """Write watermarks that only moved in memory and nothing else of a row; return as `transact` does."""
+        """Write watermarks that only moved in memory, and nothing else of a row.
+
+        Returns for each the row as it is then; None for one that has changed meanwhile or is gone.
+        """
         return self.transact([(job, flush_watermark(watermark)) for job, watermark in raised])
 
     def collect(self, dropped_ttl_s: float) -> int:
@@ -257,7 +260,7 @@ class JobLog:
         """Seal options that are in clear, or sealed with an older key; change nothing else. Return how many.
 
         Also of dropped jobs: their rows stay for a while. Makes the key of a deployment that has none: so the
-        runner has it before anybody else. Raises MissingKey as all methods do.
+        runner has it before anybody else. Raises MissingKey when the secrets of a job cannot be opened.
         """
         self._claim_key()
         rows = self.rows()

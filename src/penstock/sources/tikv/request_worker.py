@@ -294,7 +294,8 @@ class StoreWorkers:
     async def get(self, store_id: int) -> RegionRequestWorker | None:
         """Return the worker of a store; None when it is gone for good, or `close` was called.
 
-        Give it the task before anything else is awaited. Raises what the placement driver's client raises.
+        Give it the task before anything else is awaited. Raises Unavailable when the placement driver does
+        not answer.
         """
         async with self._asking.setdefault(store_id, asyncio.Lock()):
             if store_id not in self._addrs:

@@ -200,7 +200,7 @@ class LockRecord:
 
     @classmethod
     def decode(cls, stored: bytes) -> "LockRecord":
-        """Read the stored form; raise Corrupt when it is none."""
+        """Read the stored form; raise Corrupt for other bytes."""
         try:
             return cls._decode(stored)
         except (struct.error, KeyError) as error:

@@ -156,7 +156,7 @@ def _gbk_bytes(text: str) -> bytes:
 
 
 def _gbk_character(character: str) -> bytes:
-    # Python's gbk lacks characters that GBK got later; gb18030 has them with the same two bytes.
+    # Characters that GBK got later are not in Python's gbk; gb18030 has them with the same two bytes.
     if ord(character) == _EURO or ord(character) in _PRIVATE:
         return _UNKNOWN_IN_GBK
     encoded = character.encode("gb18030")

@@ -342,7 +342,7 @@ class DispatcherBuffer:
     nbytes: int = 0  # of the chunks and slices
     chunks: int = 0  # how many there are
     slices: int = 0  # likewise; a file of them is always due
-    breaks: int = 0  # markers, and what is of another kind than the one before
+    breaks: int = 0  # where a file must end: markers, and items of another kind than the one before
     writing: deque[FileTask] = field(default_factory=deque)  # in order; acknowledged from the front
     beginning: bool = False  # files were taken, and what they hold is not stored yet
     queued: bool = False  # its turn is coming

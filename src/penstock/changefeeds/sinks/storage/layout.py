@@ -167,7 +167,7 @@ def schema_path(of: SchemaPath) -> str:
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """Parse the name of a data file; return None when it is none."""
+    """Parse the name of a data file; return None for another name."""
     found = _FILE.fullmatch(name)
     return FileName(found["dispatcher"] or "", int(found["number"]), found["extension"]) if found else None
 
@@ -187,7 +187,7 @@ def number_digits(name: str) -> int:
 def parse_data_path(
     path: str, *, date_separator: DateSeparator = "day", table_id_as_path: bool = False
 ) -> DataPath | None:
-    """Parse the path of a data file; return None when it is none."""
+    """Parse the path of a data file; return None for another path."""
     found = _folder_pattern(date_separator, table_id_as_path, _FILE_PATTERN).fullmatch(path)
     name = parse_file_name(found["file"]) if found else None
     if found is None or name is None:
@@ -198,13 +198,13 @@ def parse_data_path(
 def parse_index_path(
     path: str, *, date_separator: DateSeparator = "day", table_id_as_path: bool = False
 ) -> IndexPath | None:
-    """Parse the path of an index file; return None when it is none."""
+    """Parse the path of an index file; return None for another path."""
     found = _folder_pattern(date_separator, table_id_as_path, _INDEX_PATTERN).fullmatch(path)
     return IndexPath(_folder(found), found["dispatcher"] or "") if found else None
 
 
 def parse_schema_path(path: str, *, table_id_as_path: bool = False) -> SchemaPath | None:
-    """Parse the path of a schema file; return None when it is none, such as a file that is being written."""
+    """Parse the path of a schema file; return None for another path, also of a file that is being written."""
     found = (_SCHEMA_BY_ID if table_id_as_path else _SCHEMA_BY_NAME).fullmatch(path)
     if found is None:
         return None

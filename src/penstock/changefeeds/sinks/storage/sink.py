@@ -106,7 +106,7 @@ class StorageSink:
     async def pass_block_event(self, dispatcher: TableSpan, event: DdlEvent) -> None:
         """Return when everything that the dispatcher has sent before is on the remote.
 
-        Raises what keeps it from getting there.
+        Raises the failure that ends the sink before that.
         """
         self._check()
         marker = DrainMarker(dispatcher, event.commit_ts, at=self._clock.monotonic())

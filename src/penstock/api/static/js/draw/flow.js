@@ -25,7 +25,7 @@ export function flow(overview, width) {
     {
       class: "drawing",
       role: "img",
-      "aria-label": told(overview, stages, totals),
+      "aria-label": describe(overview, stages, totals),
       width,
       height: plan.height + 2,
       viewBox: `-1 -1 ${width} ${plan.height + 2}`,
@@ -42,7 +42,7 @@ function totalsOf({ totals, tables, changefeeds, jobs }) {
   return { tables: tables.length, changefeeds: changefeeds.length, jobs: jobs.length, ...totals };
 }
 
-function told(overview, stages, totals) {
+function describe(overview, stages, totals) {
   const lags = Object.entries(TITLES).map(
     ([name, title]) => `${title}: ${duration(stages[name]?.lag_s)} behind, ${rate(stages[name]?.rate)}`,
   );

@@ -27,7 +27,7 @@ export function timeline({ schemas, objects }, fromMs, toMs, width) {
     {
       class: "drawing",
       role: "img",
-      "aria-label": told(schemas, objects, fromMs, toMs),
+      "aria-label": describe(schemas, objects, fromMs, toMs),
       width,
       height,
       "data-key": "timeline",
@@ -39,7 +39,7 @@ export function timeline({ schemas, objects }, fromMs, toMs, width) {
   );
 }
 
-function told(schemas, objects, fromMs, toMs) {
+function describe(schemas, objects, fromMs, toMs) {
   const kinds = KINDS.map((kind) =>
     counted(objects.filter((object) => object.kind === kind).length, `${kind} object`),
   );
