@@ -144,9 +144,9 @@ def is_sealed(data: bytes, keys: Keyring) -> bool:
 class LeftOutTable:
     """A table, or partition, that cannot be captured, and without which a changefeed goes on.
 
-    Its changes at `since_ts` or later are not in the files, also if it is captured again: the checkpoint
-    has passed them, so consumers take their files for complete. `sent`: the changefeed had the table before, so that its DDLs
-    still go to the consumers.
+    Its changes at `since_ts` or later are not in the files, also if it is captured again: the checkpoint has
+    passed them, so consumers take their files for complete. `sent`: the changefeed had the table before, so
+    that its DDLs still go to the consumers.
     """
 
     table_id: int

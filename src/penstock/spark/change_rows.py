@@ -230,9 +230,10 @@ def feed_parts(
     idle.
 
     The parts depend on what is flushed when they are planned; the rows of all parts together do not. Raises
-    what `plan_changes` raises; StaleRead for a rewritten column only if `rows` has it and the range has
-    changes from before. Rows that are not `wanted` are left out as far as that saves reading; the whole range
-    is planned first, so that errors do not depend on them.
+    Invalid when the timestamps are no range, Unavailable when it is not complete yet, StaleRead when history
+    is gone; StaleRead for a rewritten column only if `rows` has it and the range has older changes. Rows that
+    are not `wanted` are left out as far as that saves reading; the whole range is planned first, so that
+    errors do not depend on them.
     """
     from penstock.changes import plan_changes
     from penstock.changes.collect import fix_range, schema_parts

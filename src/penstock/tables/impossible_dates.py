@@ -28,7 +28,7 @@ _DAY_US = 86_400_000_000
 # The last day of 9999 is number 2,932,896; a packed year, month and day is below 4,160,000.
 _BEYOND_DAYS = 10_000_000
 _BEYOND_US = 1_000_000_000_000_000_000
-_YMD_SHIFT = 41
+_YMD_SHIFT = 41  # below the date there are 41 bits of time of day
 _TEXT = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?:[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?")
 # Texts that may be such dates: those without a year, a month or a day, and days 29 to 31 of short months.
 _CANDIDATES = r"^(0000|\d{4}-00|\d{4}-\d\d-00|\d{4}-02-(29|30|31)|\d{4}-(04|06|09|11)-31)"
@@ -41,6 +41,7 @@ def to_days(packed: Ints) -> Ints:
 
 def to_micros(packed: Ints) -> Ints:
     """Return what a column of times has for packed times whose date no calendar has."""
+    # From the lowest bit: 24 bits of microseconds, 6 of seconds, 6 of minutes, 5 of hours, then the date.
     seconds = ((packed >> 36 & 0x1F) * 60 + (packed >> 30 & 0x3F)) * 60 + (packed >> 24 & 0x3F)
     days_us = (packed >> _YMD_SHIFT) * _DAY_US
     return np.asarray(_BEYOND_US + days_us + seconds * 1_000_000 + (packed & 0xFFFFFF))

@@ -19,6 +19,7 @@ from penstock.tables.raw import RAW_SCHEMA, Op
 from penstock.tables.records import Record, handle_of, read_record, row_of, to_record, value_of
 from penstock.tables.schema import HandleKind, TableInfo
 from support.campaign import examples
+from support.checksummed_rows import encode_with_checksum
 from support.oldrows import encode_value
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -170,7 +171,7 @@ def nulls_spelled_out(value: bytes) -> bytes:
 
 
 def checksummed(value: bytes) -> bytes:
-    return rows.encode_with_checksum(rows.decode(value).cells, b"handle")
+    return encode_with_checksum(rows.decode(value).cells, b"handle")
 
 
 FORMS = [lambda value: value, large, nulls_spelled_out, checksummed]

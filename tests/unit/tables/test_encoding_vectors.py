@@ -16,6 +16,7 @@ from penstock.tables.codec.times import DURATION_MAX
 from penstock.tables.columns import ColumnFlag, FieldType, Tp
 from penstock.tables.encoding import column_cells
 from penstock.tables.values import from_cell, to_cell
+from support.checksummed_rows import encode_with_checksum
 from support.oldrows import encode_value
 
 SPAN = FieldType(Tp.DURATION, decimal=6)
@@ -122,7 +123,7 @@ def test_an_old_row_reads_like_a_new_one():
 
 def test_a_checksum_covers_the_row_and_its_handle():
     handle = ordered.encode_int(7)
-    row = rows.encode_with_checksum({1: b"a", 2: None}, handle)
+    row = encode_with_checksum({1: b"a", 2: None}, handle)
     assert rows.decode(row).cells == {1: b"a", 2: None}
     assert rows.verify(row, b"key", handle)
     assert not rows.verify(row, b"key", ordered.encode_int(8))

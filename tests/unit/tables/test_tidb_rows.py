@@ -24,6 +24,7 @@ from penstock.tables.records import Record, handle_of, read_record, to_record, v
 from penstock.tables.schema import HandleKind, TableInfo
 from penstock.tables.text_values import texts
 from penstock.tables.values import from_datum
+from support.checksummed_rows import encode_with_checksum
 
 RECORD = Path(__file__).parents[2] / "golden/tidb-rows.jsonl.gz"
 FORMS = ("value", "value_checksum", "value_v1")
@@ -112,9 +113,7 @@ def test_a_row_with_a_checksum_has_the_bytes_that_tidb_gives_it(golden: list[Gol
     encoded = (
         (
             row,
-            row_layout.encode_with_checksum(
-                row_layout.decode(row.bytes("value")).cells, encode_handle(row.handle)
-            ),
+            encode_with_checksum(row_layout.decode(row.bytes("value")).cells, encode_handle(row.handle)),
             row.bytes("value_checksum"),
         )
         for row in golden

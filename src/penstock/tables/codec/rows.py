@@ -49,16 +49,6 @@ class Row:
 
 def encode(cells: Mapping[int, bytes | None]) -> bytes:
     """Encode cells by column id as a version 2 row."""
-    return _encode(cells, 0)
-
-
-def encode_with_checksum(cells: Mapping[int, bytes | None], handle: bytes) -> bytes:
-    """Encode as a version 2 row that ends in a checksum over the row and its encoded handle."""
-    body = _encode(cells, FLAG_CHECKSUM) + bytes((CHECKSUM_OF_HANDLE,))
-    return body + _U32.pack(zlib.crc32(handle, zlib.crc32(body)))
-
-
-def _encode(cells: Mapping[int, bytes | None], flags: int) -> bytes:
     filled = sorted((column, cell) for column, cell in cells.items() if cell is not None)
     empty = sorted(column for column, cell in cells.items() if cell is None)
     data = b"".join(cell for _, cell in filled)
@@ -69,7 +59,7 @@ def _encode(cells: Mapping[int, bytes | None], flags: int) -> bytes:
     ids = [column for column, _ in filled] + empty
     large = len(data) > _SMALL_DATA_MAX or any(column > _SMALL_ID_MAX for column in ids)
     layout = f"<{len(ids)}I{len(ends)}I" if large else f"<{len(ids)}B{len(ends)}H"
-    head = _HEAD.pack(VERSION_2, flags | (FLAG_LARGE if large else 0), len(filled), len(empty))
+    head = _HEAD.pack(VERSION_2, FLAG_LARGE if large else 0, len(filled), len(empty))
     return head + struct.pack(layout, *ids, *ends) + data
 
 

@@ -104,7 +104,7 @@ def unsigned_longs(values: Uints, kind: pa.Decimal128Type, valid: Mask) -> pa.Ar
 def dates(packed: Uints, valid: Mask) -> pa.Array:
     """Return packed times as days; dates that no calendar has as `impossible_dates` has them."""
     fields = packed.view(np.int64)
-    days, real = _days(fields >> 41)
+    days, real = _days(fields >> 41)  # the lower 41 bits are the time of day
     if not real.all():
         days = np.where(real, days, impossible_dates.to_days(fields))
     return fixed_array(pa.date32(), days.astype(np.int32), valid)
@@ -114,6 +114,7 @@ def timestamps(packed: Uints, kind: pa.TimestampType, valid: Mask) -> pa.Array:
     """Return packed times as microseconds; dates that no calendar has as `impossible_dates` has them."""
     fields = packed.view(np.int64)
     days, real = _days(fields >> 41)
+    # From the lowest bit: 24 bits of microseconds, 6 of seconds, 6 of minutes, 5 of hours, then the date.
     seconds = ((fields >> 36 & 0x1F) * 60 + (fields >> 30 & 0x3F)) * 60 + (fields >> 24 & 0x3F)
     micros = days * _DAY_US + seconds * 1_000_000 + (fields & 0xFFFFFF)
     if not real.all():
