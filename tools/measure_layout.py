@@ -11,7 +11,7 @@ The tool parses the files under `src`; it imports none of them.
 - "In" is the number of packages, but tests, that import a package; "out" is the number that it imports. A
   module beside the packages counts as a package.
 - Median and 90th percentile of module lines exclude `__init__`; lines of a function include its decorators.
-- A public class is defined at the top level of a module, with a name without a leading underscore.
+- Two classes at the top level of modules share a name also if one is private or in `penstock.testing`.
 
 `--root` measures another copy of the repository.
 """
@@ -44,7 +44,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One file with its lines, the lines of its functions, and its public classes."""
+    """One file with its lines, the lines of its functions, and its classes."""
 
     name: str
     path: Path
@@ -129,7 +129,7 @@ def read_layout(root: Path = ROOT) -> Layout:
             is_init=path.name == "__init__.py",
             lines=lines,
             functions=tuple(_function_lines(tree)),
-            classes=tuple(_public_classes(tree)),
+            classes=tuple(_classes(tree)),
         )
         for name, (path, tree, lines) in trees.items()
     }
@@ -147,9 +147,9 @@ def _module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _public_classes(tree: ast.Module) -> Iterator[str]:
+def _classes(tree: ast.Module) -> Iterator[str]:
     for node in _top_level(tree.body):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        if isinstance(node, ast.ClassDef):
             yield node.name
 
 
@@ -248,11 +248,12 @@ def folder_cycles(layout: Layout, package: str, *, typing: bool = True) -> list[
 
 
 def shared_class_names(layout: Layout) -> dict[str, list[str]]:
-    """Return the names of public classes that several product modules define, with those modules."""
+    """Return the names of several classes, with their modules. A leading underscore makes no other name."""
     found: dict[str, list[str]] = defaultdict(list)
-    for module in layout.product:
-        for name in dict.fromkeys(module.classes):
-            found[name].append(module.name)
+    for module in layout.modules.values():
+        if module.package != GENERATED:
+            for name in dict.fromkeys(module.classes):
+                found[name.lstrip("_")].append(module.name)
     return {name: where for name, where in sorted(found.items()) if len(where) > 1}
 
 
@@ -401,7 +402,7 @@ def render(tree: Mapping[str, Any]) -> Iterator[str]:
         f" ({len(tree['module_cycles_at_run_time'])} without imports for types only)."
     )
     yield from (f"  {', '.join(cycle)}" for cycle in tree["module_cycles"])
-    yield f"{len(tree['shared_class_names'])} public class names are defined in several modules."
+    yield f"{len(tree['shared_class_names'])} class names are defined in several modules."
     yield from (f"  {name}: {', '.join(where)}" for name, where in tree["shared_class_names"].items())
 
 

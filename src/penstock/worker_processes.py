@@ -335,14 +335,14 @@ def _serve(connection: socket.socket) -> None:
     while True:
         message = _receive(connection, sys.maxsize)
         signal.setitimer(signal.ITIMER_REAL, setup.task_s + _ALARM_S)
-        head, body = _answer(message, setup, _Progress(connection).send)
+        head, body = _answer(message, setup, _TaskProgress(connection).send)
         signal.setitimer(signal.ITIMER_REAL, 0)
         head["tired"] = ceiling is not None and _data_bytes() > ceiling - setup.memory_bytes / 2
         _send(connection, json.dumps(head).encode())
         _send(connection, body)
 
 
-class _Progress:
+class _TaskProgress:
     """Tells the other side that a task proceeds, not too often."""
 
     def __init__(self, connection: socket.socket) -> None:

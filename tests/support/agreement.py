@@ -13,7 +13,7 @@ from penstock.eventstore.read.snapshot import plan_snapshot, read_snapshot
 from penstock.eventstore.sides import COMMIT_TS, OLD
 from penstock.tables.records import key_follows_handle
 from penstock.tables.schema import HandleKind
-from penstock.testing.versions import Snapshot, Target, Versions, in_schema, key_of
+from penstock.testing.versions import CopiedTable, Snapshot, Versions, in_schema, key_of
 from support.tableworld import ModelTable, TableWorld, gather_rows
 from support.travel import send_copy
 
@@ -83,13 +83,13 @@ class Agreement:
                 whole.take_all(handle)
         self._check(whole, from_ts, to_ts, mode)
 
-    def _target(self, from_ts: int, to_ts: int, mode: str, mix: random.Random) -> Target:
+    def _target(self, from_ts: int, to_ts: int, mode: str, mix: random.Random) -> CopiedTable:
         options = MODES[mode]
         again = "replay" in options
         # Where keys move between rows, only single changes tell a reader that goes back what to end.
         coalesced = options.get("coalesce", True) and not (again and self._keys_move)
         rows = self._partly(from_ts, to_ts, mix) if again else self._versions.at(from_ts)
-        return Target(
+        return CopiedTable(
             rows,
             from_ts,
             in_order=not coalesced or mix.choice([False, True]),
@@ -108,7 +108,7 @@ class Agreement:
         rows = {key: mix.choice(states).get(key) for key in keys}
         return {key: row for key, row in rows.items() if row is not None}
 
-    def _check(self, target: Target, from_ts: int, to_ts: int, mode: str) -> None:
+    def _check(self, target: CopiedTable, from_ts: int, to_ts: int, mode: str) -> None:
         table = self._versions.table_at(to_ts)
         found = {key: in_schema(row, table) for key, row in target.rows.items()}
         assert found == self._versions.at(to_ts), f"{mode}: the changes lead elsewhere"
@@ -218,7 +218,7 @@ class NamedReads:
     def _check_end(self, view: TableView, table: ModelTable, from_ts: int, to_ts: int) -> None:
         """An answer leads from what the name had to what it has, though not by every change."""
         before = self._table_called(table.name_at(to_ts), from_ts) or table
-        target = Target(before.versions.at(from_ts), from_ts)
+        target = CopiedTable(before.versions.at(from_ts), from_ts)
         with collect_changes(view, from_ts, to_ts) as handle:
             target.take_all(handle)
         schema = table.versions.table_at(to_ts)

@@ -74,7 +74,7 @@ def _parse_spec(tree: Any) -> Any:
 Spec = Annotated[JobSpec, BeforeValidator(_parse_spec)]
 
 
-class _Answer(BaseModel):
+class _ResponseModel(BaseModel):
     """An answer may have more fields than are declared, because views grow."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
@@ -88,7 +88,7 @@ class _Request(BaseModel):
     )
 
 
-class ProblemDetails(_Answer):
+class ProblemDetails(_ResponseModel):
     """Why a request was refused (RFC 9457)."""
 
     type: str = "about:blank"
@@ -98,13 +98,13 @@ class ProblemDetails(_Answer):
     """One line: what is wrong, and what to do."""
 
 
-class HealthModel(_Answer):
+class HealthModel(_ResponseModel):
     """The process answers."""
 
     status: Literal["ok"]
 
 
-class Readiness(_Answer):
+class Readiness(_ResponseModel):
     """Whether the API can serve requests."""
 
     ready: bool
@@ -112,14 +112,14 @@ class Readiness(_Answer):
     """Why it cannot."""
 
 
-class Me(_Answer):
+class Me(_ResponseModel):
     """The caller of the request."""
 
     account: str
     admin: bool
 
 
-class ColumnModel(_Answer):
+class ColumnModel(_ResponseModel):
     """A column of a table."""
 
     name: str
@@ -129,7 +129,7 @@ class ColumnModel(_Answer):
     primary_key: bool
 
 
-class RefusalModel(_Answer):
+class RefusalModel(_ResponseModel):
     """Why a table cannot be captured, with the remedy, and since when its changes are not captured."""
 
     reason: str
@@ -137,7 +137,7 @@ class RefusalModel(_Answer):
     since_time: str | None
 
 
-class TableSummary(_Answer):
+class TableSummary(_ResponseModel):
     """A table, and up to where it can be read."""
 
     table: str
@@ -153,7 +153,7 @@ class TableSummary(_Answer):
     lag_s: float | None
 
 
-class SchemaOfTable(_Answer):
+class SchemaOfTable(_ResponseModel):
     """A table between two changes of its schema."""
 
     version: int
@@ -163,7 +163,7 @@ class SchemaOfTable(_Answer):
     columns: list[ColumnModel]
 
 
-class ObjectsOfKind(_Answer):
+class ObjectsOfKind(_ResponseModel):
     """The objects of one side and kind of a table."""
 
     side: str
@@ -175,7 +175,7 @@ class ObjectsOfKind(_Answer):
     to_ts: Ts
 
 
-class ObjectSpan(_Answer):
+class ObjectSpan(_ResponseModel):
     """An object with rows that were committed from from_ts to to_ts."""
 
     kind: str
@@ -203,7 +203,7 @@ class TableDetail(TableSummary):
     objects_left_off: int
 
 
-class ChangesPage(_Answer):
+class ChangesPage(_ResponseModel):
     """Changes of a table in (from_ts, to_ts]."""
 
     table: str
@@ -219,7 +219,7 @@ class ChangesPage(_Answer):
     """The `skip` of the next page."""
 
 
-class ChangefeedModel(_Answer):
+class ChangefeedModel(_ResponseModel):
     """The state and lag of a changefeed."""
 
     id: str
@@ -233,7 +233,7 @@ class ChangefeedModel(_Answer):
     """Which tables it goes on without, or waits for, and why; empty when no table is missing."""
 
 
-class LeftOutModel(_Answer):
+class LeftOutModel(_ResponseModel):
     """A table that cannot be captured, and without whose changes since then a changefeed goes on."""
 
     table: str
@@ -315,7 +315,7 @@ class NewChangefeed(ChangefeedPatch):
         return parse_changefeed(tree, origin=f"changefeed {self.id}")
 
 
-class JobSummary(_Answer):
+class JobSummary(_ResponseModel):
     """The state and freshness of a job."""
 
     job: str
@@ -368,7 +368,7 @@ class RepairRequest(_Request):
     """Whether to fill the target again from the start, whatever it contains."""
 
 
-class VerifyAnswer(_Answer):
+class VerifyAnswer(_ResponseModel):
     """The result of comparing a target with its source."""
 
     job: str
@@ -383,7 +383,7 @@ class VerifyAnswer(_Answer):
     duplicates: int
 
 
-class RepairAnswer(_Answer):
+class RepairAnswer(_ResponseModel):
     """The action that a repair took."""
 
     job: str
@@ -406,7 +406,7 @@ class SearchRequest(_Request):
     """Whether a row must contain all of the words."""
 
 
-class SearchAnswer(_Answer):
+class SearchAnswer(_ResponseModel):
     """The rows that an index found, and how fresh they are."""
 
     job: str

@@ -80,7 +80,7 @@ def last_admitted_ts(changes: Iterable[CountedChanges], from_ts: int, to_ts: int
         return to_ts
     safe_ts = max(from_ts, inside[sure].min_ts - 1)  # the limit allows everything up to here
     whole = [counted for counted in inside[:sure] if counted.min_ts > from_ts and counted.max_ts <= safe_ts]
-    tally = _Tally(limit, sum(counted.rows for counted in whole), sum(counted.nbytes for counted in whole))
+    tally = _Admitted(limit, sum(counted.rows for counted in whole), sum(counted.nbytes for counted in whole))
     for counted in inside[:sure]:
         if counted.min_ts <= from_ts or counted.max_ts > safe_ts:
             tally.add(counted, from_ts)
@@ -105,7 +105,7 @@ def _count_allowed(changes: Sequence[CountedChanges], limit: ReadLimit) -> int:
     return fits.index(False) if False in fits else len(fits)
 
 
-class _Tally:
+class _Admitted:
     """Counts changes by commit-ts, after `rows` and `nbytes` of changes that are admitted already."""
 
     def __init__(self, limit: ReadLimit, rows: int, nbytes: int) -> None:
@@ -298,7 +298,7 @@ class HandleGroup(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundObject:
     """A data object, and the partition that has it."""
 
     state: PartitionState
@@ -316,7 +316,7 @@ def admitted_handle(states: Sequence[PartitionState], ts: int, low: bytes, limit
         return None
     objects = sorted(
         (
-            _Found(state, info)
+            _FoundObject(state, info)
             for state in states
             for info in state.visible_objects("data", min(ts, state.flushed_ts))
             if info.key_max >= low
@@ -343,7 +343,7 @@ def cut_groups(groups: Iterable[HandleGroup], limit: ReadLimit) -> bytes | None:
     return None
 
 
-def _groups(found: _Found, ts: int, low: bytes) -> Iterator[HandleGroup]:
+def _groups(found: _FoundObject, ts: int, low: bytes) -> Iterator[HandleGroup]:
     state, info = found.state, found.info
     row_bytes = info.size_bytes / max(1, info.rows)
     with state.reading(ts), open_object(state.storage, state.table_id, info) as file:

@@ -1,7 +1,7 @@
 """The net change of each row: by handle, of a range in order, and by key, of batches in any order.
 
 Both number their keys (`_number_keys`), and both decide by the first and the last change of each number
-(`_Side`): changes are ordered by commit-ts, and at one commit-ts a tombstone comes before the row that it
+(`_NetSide`): changes are ordered by commit-ts, and at one commit-ts a tombstone comes before the row that it
 makes room for. They differ in three ways:
 
 * `coalesce_by_handle` identifies a row by its handle and its physical table. Two physical tables may have
@@ -64,8 +64,8 @@ def coalesce_by_handle(
     count = _count(numbers)
     if count == len(numbers):
         return data, tombstones  # every row changed once
-    ended = _Side.of(numbers[: len(tombstones)], tombstones.column(COMMIT_TS))
-    begun = _Side.of(numbers[len(tombstones) :], data.column(COMMIT_TS))
+    ended = _NetSide.of(numbers[: len(tombstones)], tombstones.column(COMMIT_TS))
+    begun = _NetSide.of(numbers[len(tombstones) :], data.column(COMMIT_TS))
     first_t, last_t, last_d = ended.first(count), ended.last(count), begun.last(count)
     was_there = ended.times(first_t, absent=_NEVER) <= begun.times(begun.first(count), absent=_NEVER)
     is_there = _ends_with_data(ended, last_t, begun, last_d)
@@ -212,8 +212,8 @@ def _last_of_each(deletes: pa.Table, upserts: pa.Table, keys: Sequence[str]) -> 
     rows = pa.concat_tables([deletes, upserts])
     numbers = _number_keys([rows.column(name) for name in keys])
     count = _count(numbers)
-    ended = _Side.of(numbers[: deletes.num_rows], deletes.columns[-1])
-    begun = _Side.of(numbers[deletes.num_rows :], upserts.columns[-1])
+    ended = _NetSide.of(numbers[: deletes.num_rows], deletes.columns[-1])
+    begun = _NetSide.of(numbers[deletes.num_rows :], upserts.columns[-1])
     last_t, last_d = ended.last(count), begun.last(count)
     is_there = _ends_with_data(ended, last_t, begun, last_d)
     return last_t[~is_there], last_d[is_there]
@@ -240,7 +240,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _NetSide:
     """The changes of one side: the number of the key that each changes, and its commit-ts.
 
     `order` has the row numbers by commit-ts, rows of one commit-ts as they come; None: as the rows are.
@@ -251,7 +251,7 @@ class _Side:
     order: Ints | None
 
     @classmethod
-    def of(cls, numbers: Ints, commit_ts: pa.Array | pa.ChunkedArray) -> "_Side":
+    def of(cls, numbers: Ints, commit_ts: pa.Array | pa.ChunkedArray) -> "_NetSide":
         ts = commit_ts.to_numpy()
         ordered = bool(np.all(ts[1:] >= ts[:-1]))
         return cls(numbers, ts, None if ordered else np.argsort(ts, kind="stable"))
@@ -276,7 +276,7 @@ class _Side:
         return found
 
 
-def _ends_with_data(ended: _Side, last_t: Ints, begun: _Side, last_d: Ints) -> Mask:
+def _ends_with_data(ended: _NetSide, last_t: Ints, begun: _NetSide, last_d: Ints) -> Mask:
     """Return for each key whether its last change is data: at one commit-ts the tombstone comes first."""
     found: Mask = begun.times(last_d, absent=-1) >= ended.times(last_t, absent=-1)
     return found

@@ -123,7 +123,7 @@ class _Server(ThreadingMixIn, TCPServer):
         self._lock = threading.Lock()
         self._due: dict[Any, tuple[float, str]] = {}
         """When open connections are ended, and their addresses; the oldest comes first."""
-        super().__init__((host, port), _Handler)
+        super().__init__((host, port), _MetricsHandler)
         self.addr = join_address(host, int(self.server_address[1]))
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -174,7 +174,7 @@ class _Server(ThreadingMixIn, TCPServer):
         """Ignore a client that disconnects or is too slow."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _MetricsHandler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "penstock"
     sys_version = ""

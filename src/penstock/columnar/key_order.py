@@ -21,7 +21,7 @@ CHUNK_BYTES = 8 << 20
 _Ints = npt.NDArray[np.int64]
 
 
-class _Places(Sequence[Any]):
+class _SortedValues(Sequence[Any]):
     """The sorted values of a column. A value becomes a Python object only when it is read."""
 
     def __init__(self, values: pa.Array) -> None:
@@ -59,7 +59,7 @@ class OrderedRows:
         self._schema = rows.schema
         self._chunk = chunk_rows(rows.num_rows, rows.nbytes)
         self._order, first = _sort_keys(keys)
-        self._first = _Places(first)
+        self._first = _SortedValues(first)
         self.taken = 0
         """Rows taken so far."""
 
@@ -119,7 +119,7 @@ class KeySet:
         self._table = pa.table(columns, names=self._names).combine_chunks()
         order, first = _sort_keys(self._table)
         self._table = self._table.take(pa.array(order))
-        self._first = _Places(first)
+        self._first = _SortedValues(first)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)

@@ -29,7 +29,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(slots=True)
-class _Segment:
+class _ScratchFile:
     """One file, with the number of its items that were not taken yet."""
 
     path: Path
@@ -39,7 +39,7 @@ class _Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredBatch:
     """A batch on disk: its bytes, and their checksum, which stays in memory."""
 
     nbytes: int
@@ -47,10 +47,10 @@ class _Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _QueuedItem:
     """The place of an item: its batches lie one after the other from `offset` on."""
 
-    segment: _Segment
+    segment: _ScratchFile
     offset: int
     items: tuple[object, ...]
     """The values of the item; in place of a batch, its place."""
@@ -71,8 +71,8 @@ class SpillQueue(Generic[T]):
         self._folder = folder
         self._build = build
         self._segment_bytes = segment_bytes
-        self._entries: deque[_Entry] = deque()
-        self._segments: list[_Segment] = []
+        self._entries: deque[_QueuedItem] = deque()
+        self._segments: list[_ScratchFile] = []
         """Files in order; the last one is being written."""
         self._numbers = count(1)
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class SpillQueue(Generic[T]):
         ]
         buffers = [value for value, is_batch in zip(values, batches, strict=True) if is_batch]
         items = tuple(
-            _Stored(value.size, zlib.crc32(value)) if is_batch else value
+            _StoredBatch(value.size, zlib.crc32(value)) if is_batch else value
             for value, is_batch in zip(values, batches, strict=True)
         )
         with self._lock:
@@ -103,7 +103,7 @@ class SpillQueue(Generic[T]):
                 _write(segment.descriptor, buffer, segment.nbytes)
                 segment.nbytes += buffer.size
             segment.unread += 1
-            self._entries.append(_Entry(segment, offset, items, batches))
+            self._entries.append(_QueuedItem(segment, offset, items, batches))
             metrics.JOBS_SPOOL_BYTES.inc(segment.nbytes - offset)
 
     def take(self) -> T | None:
@@ -131,30 +131,30 @@ class SpillQueue(Generic[T]):
             for segment in list(self._segments):
                 self._remove(segment)
 
-    def _writable(self) -> _Segment:
+    def _writable(self) -> _ScratchFile:
         if self._segments and self._segments[-1].nbytes < self._segment_bytes:
             return self._segments[-1]
         make_private_folder(self._folder)
         path = self._folder / f"{next(self._numbers):06}.arrow"
-        segment = _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
+        segment = _ScratchFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
         finished = [earlier for earlier in self._segments if not earlier.unread]
         self._segments.append(segment)
         for earlier in finished:
             self._remove(earlier)
         return segment
 
-    def _remove(self, segment: _Segment) -> None:
+    def _remove(self, segment: _ScratchFile) -> None:
         self._segments.remove(segment)
         os.close(segment.descriptor)
         segment.path.unlink(missing_ok=True)
         metrics.JOBS_SPOOL_BYTES.dec(segment.nbytes)
 
 
-def _values(entry: _Entry) -> Iterator[object]:
+def _values(entry: _QueuedItem) -> Iterator[object]:
     offset = entry.offset
     for value, is_batch in zip(entry.items, entry.batches, strict=True):
         if is_batch:
-            assert isinstance(value, _Stored)
+            assert isinstance(value, _StoredBatch)
             yield _read(entry.segment, offset, value)
             offset += value.nbytes
         else:
@@ -168,7 +168,7 @@ def _encode_batch(batch: pa.RecordBatch) -> pa.Buffer:
     return out.getvalue()
 
 
-def _read(segment: _Segment, offset: int, stored: _Stored) -> pa.RecordBatch:
+def _read(segment: _ScratchFile, offset: int, stored: _StoredBatch) -> pa.RecordBatch:
     data = os.pread(segment.descriptor, stored.nbytes, offset)
     if zlib.crc32(data) != stored.checksum:
         raise Unavailable(f"spool file {segment.path} was damaged on the disk; the work is tried again")

@@ -78,7 +78,7 @@ def import_files(
     if created:
         _create(catalog, table, files[0], formats[0], options)
     info = catalog.table_info(table)
-    progress = _Progress(_key(info, files), client, catalog)
+    progress = _ImportProgress(_key(info, files), client, catalog)
     if options.again:
         progress.forget()
     done = progress.read()
@@ -93,7 +93,7 @@ def import_files(
     return ImportReport(table, len(files), rows, resumed, created)
 
 
-class _Progress:
+class _ImportProgress:
     """How many rows of each file are in the table, in the same commits as the rows."""
 
     def __init__(self, key: bytes, client: Client, catalog: Catalog) -> None:

@@ -155,7 +155,7 @@ class CapturedTable(NamedTuple):
 
 
 @dataclass(order=True, frozen=True, slots=True)
-class _Version:
+class _TableSince:
     """A table from `since_ts` on."""
 
     since_ts: int
@@ -177,7 +177,7 @@ class SchemaHistory:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._resolved_ts = 0
-        self._versions: dict[int, list[_Version]] = {}
+        self._versions: dict[int, list[_TableSince]] = {}
         self._logical: dict[int, set[int]] = {}  # physical id -> the tables it was, or was a partition of
         self._refused: set[int] = set()  # physical ids that had a version whose rows cannot be kept
         self._databases = DatabaseNames()
@@ -363,7 +363,7 @@ class SchemaHistory:
                     found[table.physical_id] = table
         return found.values()
 
-    def _versions_of(self, physical_id: int) -> list[_Version]:
+    def _versions_of(self, physical_id: int) -> list[_TableSince]:
         """Return the versions that had the id, by time: of one table, or of those that exchanged it."""
         return sorted(
             version
@@ -372,7 +372,7 @@ class SchemaHistory:
             if version.table is not None and physical_id in version.table.physical_ids
         )
 
-    def _to_schema_versions(self, versions: list[_Version]) -> list[SchemaVersion]:
+    def _to_schema_versions(self, versions: list[_TableSince]) -> list[SchemaVersion]:
         """Return the versions under which rows are kept: where one cannot be kept, a later one's columns."""
         shown: list[SchemaVersion] = []
         stored: TableInfo | None = None
@@ -410,10 +410,10 @@ class SchemaHistory:
         self._parted |= had.symmetric_difference(table.physical_ids if table else ())
         same = next((version for version in versions if version.since_ts == commit_ts), None)
         if same is None:
-            insort(versions, _Version(commit_ts, database_id, table, refused))
+            insort(versions, _TableSince(commit_ts, database_id, table, refused))
         elif table is not None:
             # A move to another database removes the description there and writes it here, at once.
-            versions[versions.index(same)] = _Version(commit_ts, database_id, table, refused)
+            versions[versions.index(same)] = _TableSince(commit_ts, database_id, table, refused)
 
 
 def carry_names(table: TableInfo, before: TableInfo | None) -> TableInfo:
@@ -421,13 +421,13 @@ def carry_names(table: TableInfo, before: TableInfo | None) -> TableInfo:
     return table if before is None else replace(before, unreadable=table.unreadable)
 
 
-def _has_at(versions: list[_Version], ts: int, physical_id: int) -> bool:
+def _has_at(versions: list[_TableSince], ts: int, physical_id: int) -> bool:
     """Return whether a table's rows are under an id at a timestamp."""
     begun = [version for version in versions if version.since_ts <= ts]
     return bool(begun) and begun[-1].has(physical_id)
 
 
-def _latest(versions: list[_Version], names: DatabaseNames, upto: int) -> Iterator[CapturedTable]:
+def _latest(versions: list[_TableSince], names: DatabaseNames, upto: int) -> Iterator[CapturedTable]:
     """Yield each id that a table's keys ever had, with the last version that had it, and when that ended."""
     seen: set[int] = set()
     ended_ts = 0

@@ -121,18 +121,18 @@ class Projection:
         before = {column.id: column for column in old.kept_columns}
         after = {arrow_name(column): column for column in new.kept_columns}
         self._sources = [
-            _Stored(name) if name in RESERVED else _source(before.get(after[name].id), after[name])
+            _OldValues(name) if name in RESERVED else _source(before.get(after[name].id), after[name])
             for name in names
         ]
         if not impossible_dates:
             self._sources = [
-                source if isinstance(source, _Stored) else hide_scalar(source) for source in self._sources
+                source if isinstance(source, _OldValues) else hide_scalar(source) for source in self._sources
             ]
         self.schema = pa.schema(
             [system.field(name) if name in RESERVED else arrow_field(after[name]) for name in names]
         )
         self.reads = tuple(
-            dict.fromkeys(source.name for source in self._sources if isinstance(source, _Stored))
+            dict.fromkeys(source.name for source in self._sources if isinstance(source, _OldValues))
         )
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -148,24 +148,24 @@ class Projection:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-class _Stored(NamedTuple):
+class _OldValues(NamedTuple):
     """The values that a column of the old version holds."""
 
     name: str
     digits: int | None = None  # digits after the point, for decimals stored as text whose scale changed
 
 
-def _source(before: ColumnInfo | None, after: ColumnInfo) -> _Stored | pa.Scalar:
+def _source(before: ColumnInfo | None, after: ColumnInfo) -> _OldValues | pa.Scalar:
     """Return where a column's values are, or the one value that all its rows have."""
     if before is None:
         return origin_scalar(after)
     wide = after.type.tp is Tp.NEW_DECIMAL and pa.types.is_string(arrow_type(after.type))
     same = before.type.scale == after.type.scale and arrow_type(before.type) == arrow_type(after.type)
-    return _Stored(arrow_name(before), after.type.scale if wide and not same else None)
+    return _OldValues(arrow_name(before), after.type.scale if wide and not same else None)
 
 
-def _values(batch: pa.RecordBatch, source: _Stored | pa.Scalar, field: pa.Field) -> pa.Array:
-    if not isinstance(source, _Stored):
+def _values(batch: pa.RecordBatch, source: _OldValues | pa.Scalar, field: pa.Field) -> pa.Array:
+    if not isinstance(source, _OldValues):
         return pa.repeat(source, batch.num_rows)
     array = batch.column(source.name)
     if source.digits is not None:

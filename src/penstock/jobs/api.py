@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 _PAUSED = JobSpec(trigger=TriggerSpec(paused=True))
 
 
-class _Source(NamedTuple):
+class _SourceTable(NamedTuple):
     """The table that a job's name refers to, and the account that owns it."""
 
     account_id: int
@@ -201,7 +201,7 @@ class Jobs:
         found = [] if source is None else self._find_live(txn, source)
         return next(iter(found or self._find_stranded(txn, job_id)), None)
 
-    def _find_live(self, txn: Transaction, source: _Source) -> list[Job]:
+    def _find_live(self, txn: Transaction, source: _SourceTable) -> list[Job]:
         """Return the live job of that table and name, if there is one."""
         named = self.log.find_named(txn, source.account_id, source.table_id, source.id.job)
         return [replace(job, id=source.id) for job in named if job.live]
@@ -222,7 +222,7 @@ class Jobs:
         ]
         return sorted(found, key=lambda job: (job.create_at, job.key), reverse=True)
 
-    def _source(self, txn: Transaction, job_id: JobId) -> _Source | None:
+    def _source(self, txn: Transaction, job_id: JobId) -> _SourceTable | None:
         """Return the table that a job's name refers to, if there is such a table."""
         schema = self.log.catalog.schema(txn.start_ts)
         database = schema.databases.get(job_id.database.lower())
@@ -234,7 +234,7 @@ class Jobs:
             raise Invalid(f"database {database.name} belongs to another account than {self._account}")
         if f"{database.name}.{table.name}".lower() == LOG_NAME:
             raise Invalid(f"jobs cannot follow {LOG_NAME}: each iteration would be its next change")
-        return _Source(owner.id, owner.name, table.id, JobId(database.name, table.name, job_id.job))
+        return _SourceTable(owner.id, owner.name, table.id, JobId(database.name, table.name, job_id.job))
 
     def _change(self, txn: Transaction, job: Job, transition: Transition) -> Job:
         try:
@@ -250,7 +250,7 @@ def no_such_job(job_id: JobId) -> NotFound:
     return NotFound(f"there is no job {job_id}; `penstock job list` shows those there are")
 
 
-def _new_job(source: _Source, spec: JobSpec, *, at: int) -> Job:
+def _new_job(source: _SourceTable, spec: JobSpec, *, at: int) -> Job:
     """Return a job before its first iteration; the log assigns its id."""
     return Job(
         key=JobKey(source.account_id, source.table_id, source.id.job, 0),

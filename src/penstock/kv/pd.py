@@ -139,7 +139,7 @@ class PdClient:
         """Return a store, or None when it is gone for good."""
         try:
             answer = await self._call("GetStore", pdpb.GetStoreRequest(store_id=store_id), bo)
-        except _NotFound:
+        except _ForgottenError:
             return None
         store: metapb.Store = answer.store
         return None if store.state == metapb.Tombstone else store
@@ -194,7 +194,7 @@ class PdClient:
             answer: pdpb.GetOperatorResponse = await self._call(
                 "GetOperator", pdpb.GetOperatorRequest(region_id=region_id), bo
             )
-        except _NotFound:
+        except _ForgottenError:
             return None
         return answer
 
@@ -248,7 +248,7 @@ class PdClient:
         problem = answer.header.error
         if problem.type != pdpb.OK:
             if _says_not_found(method, problem):
-                raise _NotFound
+                raise _ForgottenError
             raise Unavailable(f"{method} at {leader}: {problem.message}")
         return answer
 
@@ -260,7 +260,7 @@ class PdClient:
         await self._members.close()
 
 
-class _NotFound(Exception):
+class _ForgottenError(Exception):
     """The placement driver has forgotten the store or the operator that was asked for."""
 
 

@@ -20,7 +20,7 @@ class QuotaOwner:
         self.cancelled = False
 
 
-class _Waiter:
+class _QuotaWaiter:
     __slots__ = ("granted", "owner", "turn", "weight")
 
     def __init__(self, weight: int, owner: QuotaOwner) -> None:
@@ -47,7 +47,7 @@ class InflightQuota:
         self._waited = 0
         self._reported = 0
         self._lock = threading.Lock()
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: deque[_QuotaWaiter] = deque()
         self._closed = False
 
     @property
@@ -79,7 +79,7 @@ class InflightQuota:
         with self._lock:
             if owner.cancelled or self._closed:
                 raise Cancelled
-            waiter = _Waiter(weight, owner)
+            waiter = _QuotaWaiter(weight, owner)
             self._waiting.append(waiter)
             self._admit()
         waiter.turn.acquire()
@@ -128,7 +128,7 @@ class InflightQuota:
             waiter.granted = True
             waiter.turn.release()
 
-    def _dismiss(self, refused: Callable[[_Waiter], bool]) -> None:
+    def _dismiss(self, refused: Callable[[_QuotaWaiter], bool]) -> None:
         waiting, self._waiting = self._waiting, deque()
         for waiter in waiting:
             if refused(waiter):

@@ -35,7 +35,7 @@ _NO_START = (
 
 
 @dataclass(frozen=True)
-class _Range:
+class _FeedRange:
     """The range of a read whose end is fixed, and the rows that its changes become."""
 
     end: TableAtVersion
@@ -52,7 +52,7 @@ class _Range:
         return self.end.table
 
 
-class ChangeFeedRead(VersionedRead[_Range, "ChangeFeedReader"]):
+class ChangeFeedRead(VersionedRead[_FeedRange, "ChangeFeedReader"]):
     """A read of the changes up to one timestamp, with the columns that the table has there."""
 
     def reader(self, schema: "StructType") -> "ChangeFeedReader":
@@ -68,15 +68,15 @@ class ChangeFeedRead(VersionedRead[_Range, "ChangeFeedReader"]):
         fixed = self._fixed
         return None if fixed is None else DeclaredSchema(fixed.end.table, fixed.end.ts, self.options.columns)
 
-    def _fix(self, columns: Sequence[str] | None) -> _Range:
+    def _fix(self, columns: Sequence[str] | None) -> _FeedRange:
         from penstock.spark.change_rows import ChangeRows
         from penstock.spark.tables import name_stale_reads
 
         with name_stale_reads(self.options.table, inclusive=True):
             end = TableAtVersion.of(self.options, self.options.to_ts)
-            return _Range(end, ChangeRows(end.table, columns))
+            return _FeedRange(end, ChangeRows(end.table, columns))
 
-    def _reader(self, fixed: _Range, schema: "StructType") -> "ChangeFeedReader":
+    def _reader(self, fixed: _FeedRange, schema: "StructType") -> "ChangeFeedReader":
         return ChangeFeedReader(self.options, fixed, schema, parallelism=self.parallelism)
 
 
@@ -89,7 +89,12 @@ class ChangeFeedReader(DataSourceReader):
     filter: "ReadFilter | None" = None
 
     def __init__(
-        self, options: "SourceOptions", wanted: _Range, schema: "StructType", *, parallelism: "Parallelism"
+        self,
+        options: "SourceOptions",
+        wanted: _FeedRange,
+        schema: "StructType",
+        *,
+        parallelism: "Parallelism",
     ) -> None:
         self.options = options
         self._range = wanted

@@ -114,8 +114,8 @@ class ChangeRows:
         Corrupt when a value does not fit its column's later type.
         """
         sides = [
-            _Side(batch.tombstones, _ENDS, self._old_columns(batch)),
-            _Side(batch.data, _BEGINS, self._new_columns(batch)),
+            _FeedSide(batch.tombstones, _ENDS, self._old_columns(batch)),
+            _FeedSide(batch.data, _BEGINS, self._new_columns(batch)),
         ]
         filled = [side for side in sides if side.changes.num_rows] or sides
         commits, starts, kinds = (
@@ -171,7 +171,7 @@ _KINDS = ("delete", "update_preimage", "insert", "update_postimage")
 _ENDS, _BEGINS = 0, 2  # the first kind of each side in _KINDS; the one after it is for updates
 
 
-class _Side(NamedTuple):
+class _FeedSide(NamedTuple):
     """One side of some changes, and the columns of its rows."""
 
     changes: pa.RecordBatch

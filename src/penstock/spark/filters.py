@@ -60,7 +60,7 @@ _TEXTS: dict[str, Callable[..., pa.Array]] = {
 }
 
 
-class _Condition(NamedTuple):
+class _RowCondition(NamedTuple):
     """A filter on one column, of a kind that Spark has; `values` are of the column's Arrow type."""
 
     column: str
@@ -134,7 +134,7 @@ def _after_prefix(prefix: str) -> str | None:
 class ReadFilter:
     """Conditions that every row of a read meets. Can be pickled."""
 
-    conditions: tuple[_Condition, ...] = ()
+    conditions: tuple[_RowCondition, ...] = ()
 
     @classmethod
     def where(cls, text: str, declared: "StructType") -> "ReadFilter":
@@ -156,7 +156,7 @@ class ReadFilter:
     def of(cls, filters: "Iterable[Filter]", declared: "StructType") -> "tuple[ReadFilter, list[Filter]]":
         """Return a filter for rows of a declared schema, and the filters that Spark has to apply itself."""
         schema = arrow_schema(declared)
-        taken: list[_Condition] = []
+        taken: list[_RowCondition] = []
         left: list[Filter] = []
         for given in filters:
             condition = _condition(given, schema)
@@ -209,7 +209,7 @@ class ReadFilter:
                 yield batch.filter(mask)
 
 
-def _condition(given: "Filter", schema: pa.Schema) -> _Condition | None:
+def _condition(given: "Filter", schema: pa.Schema) -> _RowCondition | None:
     """Return the condition of a filter of Spark; None where we might choose other rows than Spark would."""
     negated = isinstance(given, datasource.Not)
     inner: Any = given.child if isinstance(given, datasource.Not) else given
@@ -219,7 +219,7 @@ def _condition(given: "Filter", schema: pa.Schema) -> _Condition | None:
         return None
     column, of = path[0], schema.field(path[0]).type
     if kind in {"IsNull", "IsNotNull"}:
-        return _Condition(column, of, kind, (), negated)
+        return _RowCondition(column, of, kind, (), negated)
     if pa.types.is_nested(of):
         return None
     given_values = list(inner.value) if kind == "In" else [getattr(inner, "value", None)]
@@ -236,7 +236,7 @@ def _condition(given: "Filter", schema: pa.Schema) -> _Condition | None:
         values = tuple(_scalar(value, of) for value in given_values) if is_known else ()
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         return None
-    return _Condition(column, of, kind, values, negated) if values else None
+    return _RowCondition(column, of, kind, values, negated) if values else None
 
 
 def _scalar(value: Any, of: pa.DataType) -> pa.Scalar:

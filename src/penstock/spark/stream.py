@@ -235,7 +235,7 @@ class ChangeStreamReader(MicroBatchReader):
     ) -> None:
         super().__init__(options, schema, parallelism=parallelism)
         self._declared = declared
-        self._watch: _Watch | None = None
+        self._watch: _WatchedTable | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_watch": None, "_hold": None}  # connections stay where they are
@@ -256,7 +256,7 @@ class ChangeStreamReader(MicroBatchReader):
         self._watch = None
         return self._with_table(lambda view: self._look(view, begin, limit))
 
-    def _is_quiet(self, watch: "_Watch", begin: Offset) -> bool:
+    def _is_quiet(self, watch: "_WatchedTable", begin: Offset) -> bool:
         """Return whether nothing has changed since the last look: its captures know that."""
         newest_ts = watch.table.read_newest_ts() if watch.begin == begin else 0
         if not newest_ts or physical_ms(newest_ts) - physical_ms(begin.ts) >= IDLE_MS:
@@ -269,7 +269,7 @@ class ChangeStreamReader(MicroBatchReader):
         """Return the end of the next batch; when there is none, watch the table until something moves."""
         end = self._next(view, begin, limit)
         if end == begin and not begin.in_snapshot:
-            self._watch = _Watch.of(view, begin, max(begin.ts, self._newest_ts))
+            self._watch = _WatchedTable.of(view, begin, max(begin.ts, self._newest_ts))
         return end
 
     def _plan_batch(self, begin: Offset, stop: Offset) -> list[InputPartition]:
@@ -499,7 +499,7 @@ def _warn_of_one_batch(options: "SourceOptions") -> None:
         )
 
 
-class _Watch(NamedTuple):
+class _WatchedTable(NamedTuple):
     """A table without changes after an offset, and whom to ask about it."""
 
     table: "QuietTable"
@@ -507,7 +507,7 @@ class _Watch(NamedTuple):
     begin: Offset
 
     @classmethod
-    def of(cls, view: "TableView", begin: Offset, quiet_ts: int) -> "_Watch | None":
+    def of(cls, view: "TableView", begin: Offset, quiet_ts: int) -> "_WatchedTable | None":
         """Return None when a physical table has no capture: only its objects say whether it has changed."""
         from penstock.eventstore.read.flight_client import FlightReader
         from penstock.follow.catalog import QuietTable

@@ -33,7 +33,7 @@ _PARTS_PER_TASK = 2  # for each task that runs at once, so that a long part keep
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class _FixedSnapshot:
     """A snapshot whose timestamp is fixed, and the columns to read."""
 
     table: TableAtVersion
@@ -45,10 +45,10 @@ class _Snapshot:
         return self.table.table
 
 
-class SnapshotRead(VersionedRead[_Snapshot, "SnapshotReader"]):
+class SnapshotRead(VersionedRead[_FixedSnapshot, "SnapshotReader"]):
     """A read of the event store's rows at one timestamp."""
 
-    def _fix(self, columns: Sequence[str] | None) -> _Snapshot:
+    def _fix(self, columns: Sequence[str] | None) -> _FixedSnapshot:
         from penstock.eventstore.read.snapshot import snapshot_schema
         from penstock.spark.tables import name_stale_reads
         from penstock.tables.arrow import arrow_name
@@ -56,9 +56,9 @@ class SnapshotRead(VersionedRead[_Snapshot, "SnapshotReader"]):
         with name_stale_reads(self.options.table):
             table = TableAtVersion.of(self.options, self.options.as_of_ts)
             names = columns or [arrow_name(column) for column in table.table.stored_columns]
-            return _Snapshot(table, snapshot_schema(table.view, table.ts, names))
+            return _FixedSnapshot(table, snapshot_schema(table.view, table.ts, names))
 
-    def _reader(self, fixed: _Snapshot, schema: "StructType") -> "SnapshotReader":
+    def _reader(self, fixed: _FixedSnapshot, schema: "StructType") -> "SnapshotReader":
         return SnapshotReader(self.options, fixed, schema, parallelism=self.parallelism)
 
 
@@ -70,7 +70,7 @@ class SnapshotReader(DataSourceReader):
     def __init__(
         self,
         options: "SourceOptions",
-        snapshot: _Snapshot,
+        snapshot: _FixedSnapshot,
         schema: "StructType",
         *,
         parallelism: "Parallelism",

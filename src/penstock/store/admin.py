@@ -12,10 +12,10 @@ from penstock.proto.services import handler
 from penstock.store.faults import Faults
 from penstock.store.regions import Regions
 
-__all__ = ["Admin"]
+__all__ = ["AdminService"]
 
 
-class Admin:
+class AdminService:
     """The admin service. It refuses to set faults unless `faults_allowed`.
 
     `stop_store` and `start_store` turn a store off and on by its id; they raise Invalid for an unknown store.

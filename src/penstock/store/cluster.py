@@ -16,7 +16,7 @@ from penstock.proto.codec import encode_bytes
 from penstock.settings import ServerTlsSettings, StoreSettings
 from penstock.settings.network import join_address
 from penstock.store import meta
-from penstock.store.admin import Admin
+from penstock.store.admin import AdminService
 from penstock.store.cdc.service import ChangeDataService
 from penstock.store.engine import Cf, Engine, Mutation
 from penstock.store.executor import commands
@@ -238,7 +238,7 @@ class Cluster:
             clock=self._clock,
         )
         etcd = Etcd(self._keys, cluster_id=self.cluster_id, url=url, member=MEMBER)
-        admin = Admin(
+        admin = AdminService(
             self.regions,
             self.faults,
             stop_store=self.stop_store,

@@ -51,13 +51,13 @@ EVERY_CURSOR = (Cf.DEFAULT, Cf.LOCK, Cf.WRITE, Cf.WRITE, Cf.RAW, Cf.META)
 Range = tuple[Cf, bytes, bytes]  # lower inclusive, upper exclusive and not empty
 
 
-class _Work(NamedTuple):
+class _WriteWork(NamedTuple):
     mutations: Sequence[Mutation]
     ranges: Sequence[Range]
 
 
-class _Entry(NamedTuple):
-    work: _Work
+class _QueuedWork(NamedTuple):
+    work: _WriteWork
     done: "asyncio.Future[None]"
 
 
@@ -150,7 +150,7 @@ class Engine:
         self._handles = tuple(db.get_column_family_handle(cf.name.lower()) for cf in Cf)
         self._options = WriteOptions()
         self._options.sync = sync
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedWork | None] = queue.SimpleQueue()
         self._writing = threading.Lock()
         self._failure: Unavailable | None = None
         self._closed = False
@@ -224,7 +224,7 @@ class Engine:
         if self._failure is not None:
             raise self._failure
         done = asyncio.get_running_loop().create_future()
-        self._queue.put(_Entry(_Work(mutations, ranges), done))
+        self._queue.put(_QueuedWork(_WriteWork(mutations, ranges), done))
         return done
 
     async def write(self, mutations: Sequence[Mutation]) -> None:
@@ -257,8 +257,8 @@ class Engine:
             if last:
                 return
 
-    def _next_group(self) -> tuple[list[_Entry], bool]:
-        group: list[_Entry] = []
+    def _next_group(self) -> tuple[list[_QueuedWork], bool]:
+        group: list[_QueuedWork] = []
         mutations = 0
         while mutations < _GROUP_MUTATIONS_MAX:
             try:
@@ -271,7 +271,7 @@ class Engine:
             mutations += len(entry.work.mutations) + 1
         return group, False
 
-    def _try_write(self, group: Sequence[_Work]) -> Unavailable | None:
+    def _try_write(self, group: Sequence[_WriteWork]) -> Unavailable | None:
         metrics.STORE_ENGINE_GROUP_WRITES.observe(len(group))
         try:
             with self._writing, metrics.STORE_ENGINE_WRITE_SECONDS.time():
@@ -283,7 +283,7 @@ class Engine:
             )
         return self._failure
 
-    def _write(self, group: Sequence[_Work]) -> None:
+    def _write(self, group: Sequence[_WriteWork]) -> None:
         batch = WriteBatch(raw_mode=True)
         handles: tuple[ColumnFamily, ...] = self._handles
         for work in group:
@@ -298,7 +298,7 @@ class Engine:
             self._db.write(batch, self._options)
 
 
-def _resolve(group: Sequence[_Entry], failure: Unavailable | None) -> None:
+def _resolve(group: Sequence[_QueuedWork], failure: Unavailable | None) -> None:
     for entry in group:
         if entry.done.done():  # cancelled by its caller
             continue

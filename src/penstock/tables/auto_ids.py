@@ -18,7 +18,7 @@ _MAX = (1 << 63) - 1
 
 
 @dataclass(slots=True)
-class _Range:
+class _IdRange:
     next: int = 1
     last: int = 0
 
@@ -30,7 +30,7 @@ class AutoIds:
         self._client = client
         self._clock = clock
         self._lock = threading.Lock()
-        self._ranges: dict[tuple[int, int, bool], _Range] = {}
+        self._ranges: dict[tuple[int, int, bool], _IdRange] = {}
 
     def take(self, database_id: int, table_id: int, count: int, *, apart: bool = False) -> range:
         """Return `count` numbers that no row of the table has had before.
@@ -38,7 +38,7 @@ class AutoIds:
         `apart`: they are auto-increment values of a table that counts those apart from its row ids.
         """
         with self._lock:
-            reserved = self._ranges.setdefault((database_id, table_id, apart), _Range())
+            reserved = self._ranges.setdefault((database_id, table_id, apart), _IdRange())
             if reserved.last - reserved.next + 1 < count:
                 first, last = self._reserve(database_id, table_id, max(count, RANGE), above=0, apart=apart)
                 reserved.next, reserved.last = first, last
@@ -51,7 +51,7 @@ class AutoIds:
         if number <= 0:
             return
         with self._lock:
-            reserved = self._ranges.setdefault((database_id, table_id, apart), _Range())
+            reserved = self._ranges.setdefault((database_id, table_id, apart), _IdRange())
             if number < reserved.next:
                 return
             if number > reserved.last:

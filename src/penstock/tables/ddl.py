@@ -32,7 +32,7 @@ class TableBusy(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _JobSteps:
     """The content of a job without its ids."""
 
     action: DdlAction
@@ -87,7 +87,7 @@ class SchemaChange:
             )  # conflicts with its drop
             self._meta.put_field(ACCOUNTS, owner_field(database.id), owner.id)
         query = f"CREATE DATABASE {quote(name)} CHARSET={database.charset} COLLATE={database.collate}"
-        self._finish(_Change(DdlAction.CREATE_SCHEMA, query, database))
+        self._finish(_JobSteps(DdlAction.CREATE_SCHEMA, query, database))
         return database
 
     def drop_database(self, name: str) -> None:
@@ -98,7 +98,7 @@ class SchemaChange:
             self._end_jobs(table)
         self._meta.delete_database(database.id)
         self._meta.delete_field(ACCOUNTS, owner_field(database.id))
-        change = _Change(DdlAction.DROP_SCHEMA, f"DROP DATABASE {quote(database.name)}", database)
+        change = _JobSteps(DdlAction.DROP_SCHEMA, f"DROP DATABASE {quote(database.name)}", database)
         self._finish(change, garbage=[one for table in dropped for one in ranges_of_table(table)])
 
     def create_table(self, database_name: str, definition: TableInfo) -> TableInfo:
@@ -108,7 +108,7 @@ class SchemaChange:
         table = self._with_new_ids(definition)
         self._meta.put_table(database.id, table)
         self._finish(
-            _Change(DdlAction.CREATE_TABLE, statements.create_table(table), database, table, table.id)
+            _JobSteps(DdlAction.CREATE_TABLE, statements.create_table(table), database, table, table.id)
         )
         return table
 
@@ -118,7 +118,7 @@ class SchemaChange:
         self._end_jobs(table)
         self._meta.delete_table(database.id, table)
         query = f"DROP TABLE {quote(database.name)}.{quote(table.name)}"
-        change = _Change(DdlAction.DROP_TABLE, query, database, table, table.id)
+        change = _JobSteps(DdlAction.DROP_TABLE, query, database, table, table.id)
         self._finish(change, garbage=ranges_of_table(table))
 
     def truncate_table(self, name: str) -> TableInfo:
@@ -130,7 +130,7 @@ class SchemaChange:
         self._meta.delete_table(database.id, old)
         self._meta.put_table(database.id, table)
         query = f"TRUNCATE TABLE {quote(database.name)}.{quote(table.name)}"
-        change = _Change(DdlAction.TRUNCATE_TABLE, query, database, table, old.id, old_table_id=old.id)
+        change = _JobSteps(DdlAction.TRUNCATE_TABLE, query, database, table, old.id, old_table_id=old.id)
         self._finish(change, diff_table_id=table.id, garbage=ranges_of_table(old))
         return table
 
@@ -152,7 +152,7 @@ class SchemaChange:
         old_name = f"{quote(source.name)}.{quote(old.name)}"
         query = f"RENAME TABLE {old_name} TO {quote(target.name)}.{quote(table.name)}"
         self._finish(
-            _Change(DdlAction.RENAME_TABLE, query, target, table, table.id, old_database_id=source.id)
+            _JobSteps(DdlAction.RENAME_TABLE, query, target, table, table.id, old_database_id=source.id)
         )
         return table
 
@@ -161,7 +161,7 @@ class SchemaChange:
         self._check_idle(place.table)
         table = replace(changed, update_ts=self.start_ts)
         self._meta.put_table(place.database.id, table)
-        self._finish(_Change(action, query, place.database, table, table.id))
+        self._finish(_JobSteps(action, query, place.database, table, table.id))
         return table
 
     def start_job(
@@ -223,7 +223,7 @@ class SchemaChange:
         table = replace(changed, update_ts=self.start_ts)
         self._meta.put_table(place.database.id, table)
         self._meta.delete_running_job(job.id)
-        change = _Change(job.type, job.query, place.database, table, job.table_id)
+        change = _JobSteps(job.type, job.query, place.database, table, job.table_id)
         return self._finish(change, garbage=garbage, running=job)
 
     def roll_back_job(self, job_id: int) -> None:
@@ -266,7 +266,7 @@ class SchemaChange:
 
     def _finish(
         self,
-        change: _Change,
+        change: _JobSteps,
         *,
         diff_table_id: int | None = None,
         garbage: Iterable[KeyRange] = (),

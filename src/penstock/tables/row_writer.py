@@ -33,7 +33,7 @@ class _RowChange(NamedTuple):
     new: Record | None
 
 
-class _Removal(NamedTuple):
+class _RowRemoval(NamedTuple):
     """An index entry that a row may have had, to be deleted or changed."""
 
     of: IndexInfo
@@ -174,7 +174,7 @@ class RowWriter(RowReader):
         """Write changed rows. Remove old index entries first, so that rows may swap unique values."""
         gone_keys: list[bytes] = []
         puts: dict[bytes, bytes] = {}
-        removals: list[_Removal] = []
+        removals: list[_RowRemoval] = []
         added: list[tuple[IndexInfo, IndexEntry | None]] = []
         for ref, old, new in changes:
             known = self._form.recall(old)
@@ -191,9 +191,9 @@ class RowWriter(RowReader):
                 if gone is None or made is None or gone.key != made.key:
                     added.append((index, made))
                     if gone is not None and (is_added or not self._keeps(index, whole, ref, gone)):
-                        removals.append(_Removal(index, ref, gone, None))
+                        removals.append(_RowRemoval(index, ref, gone, None))
                 elif gone.value != made.value:
-                    removals.append(_Removal(index, ref, gone, made))
+                    removals.append(_RowRemoval(index, ref, gone, made))
         self._txn.delete_many(gone_keys)
         self._txn.put_many(list(puts), list(puts.values()))
         self._remove_entries(removals)
@@ -210,7 +210,7 @@ class RowWriter(RowReader):
     def _aside(self, index: IndexInfo) -> TempIndex:
         return TempIndex(self._txn, index)
 
-    def _remove_entries(self, removals: Sequence[_Removal]) -> None:
+    def _remove_entries(self, removals: Sequence[_RowRemoval]) -> None:
         """Delete or change entries. One of a unique index that is not complete yet may be another row's."""
         for index in {one.of.id: one.of for one in removals if find_letter(one.of)}.values():
             noted = [one for one in removals if one.of.id == index.id]

@@ -54,7 +54,7 @@ def check_files(
     listing = layout.sort_paths(stored.path for stored in objects)
     modified = {stored.path: stored.modified_ms for stored in objects}
     schemas = {file.path: _schema(storage, file.path, layout) for file in listing.schemas}
-    ddls = _Versions(
+    ddls = _RowVersions(
         {(file.root, file.version): schemas[file.path] for file in listing.schemas},
     )
     _check_order(listing, modified, schemas)
@@ -75,7 +75,7 @@ def check_files(
 
 
 @dataclass(frozen=True, slots=True)
-class _Versions:
+class _RowVersions:
     """Schema files by table and version."""
 
     files: dict[tuple[Root, int], SchemaFile]

@@ -36,7 +36,7 @@ class Step(NamedTuple):
     row: Row | None
 
 
-class _Version(NamedTuple):
+class _RowVersion(NamedTuple):
     ts: int
     row: Row | None
     silent: bool = False  # a DDL brought or removed the row, without a change of it
@@ -47,7 +47,7 @@ class Versions:
 
     def __init__(self, table: TableInfo) -> None:
         self._tables = [(0, table)]
-        self._rows: dict[Key, list[_Version]] = {}
+        self._rows: dict[Key, list[_RowVersion]] = {}
 
     @property
     def table(self) -> TableInfo:
@@ -64,7 +64,7 @@ class Versions:
 
     def write(self, ts: int, key: Key, row: Row | None, *, silent: bool = False) -> None:
         """Write a row, or None for its end. Timestamps of a key must rise. `silent`: without a change."""
-        self._rows.setdefault(key, []).append(_Version(ts, row, silent))
+        self._rows.setdefault(key, []).append(_RowVersion(ts, row, silent))
 
     def last(self, key: Key) -> Row | None:
         """Return the newest row of a key."""
@@ -99,7 +99,7 @@ class Versions:
         return sorted(steps, key=lambda step: (*step[:2], [(cell is not None, cell) for cell in step.key]))
 
 
-def _row_at(versions: Iterable[_Version], ts: int) -> Row | None:
+def _row_at(versions: Iterable[_RowVersion], ts: int) -> Row | None:
     row = None
     for version in versions:
         if version.ts > ts:
@@ -128,7 +128,7 @@ class NotApplicable(AssertionError):
 
 
 @dataclass
-class Target:
+class CopiedTable:
     """A copy of a table that applies changes like a sink: at each TAIL_DONE first ends, then beginnings.
 
     `in_order` applies by time instead, as changes need that are not coalesced; coalesced changes

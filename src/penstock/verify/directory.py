@@ -223,7 +223,7 @@ class FeedFacts:
     """The account whose tables it replicates; `sys`: those of all."""
 
 
-class _Table(NamedTuple):
+class _Verified(NamedTuple):
     """A table that is compared: in the directory, in the source, or in both."""
 
     number: int
@@ -306,7 +306,7 @@ class FeedVerifier:
 
     # Which tables there are, and how they are compared.
 
-    def _tables(self, lineages: Lineages, at_ts: int) -> list[_Table]:
+    def _tables(self, lineages: Lineages, at_ts: int) -> list[_Verified]:
         replicated = TableFilter(self._facts.tables)
         of_account = TableFilter(self._facts.tables, account=self._facts.account)
         schemas = {
@@ -329,7 +329,7 @@ class FeedVerifier:
 
     def _table(
         self, number: int, name: str, lineages: Lineages, schema: SchemaVersion | None, at_ts: int
-    ) -> _Table:
+    ) -> _Verified:
         lineage = lineages.find(name)
         source = None if schema is None else SourceRows(schema, self._options)
         if schema is not None and source is not None:
@@ -339,7 +339,7 @@ class FeedVerifier:
             assert lineage.columns is not None, "a lineage has a schema file"
             shape = Shape(lineage.columns, [column.name for column in lineage.columns.stored_columns])
         basis = Basis(keyed=bool(shape.keys), whole=self._is_whole(lineage, at_ts))
-        return _Table(number, name, lineage, schema, source, shape, basis)
+        return _Verified(number, name, lineage, schema, source, shape, basis)
 
     def _is_whole(self, lineage: Lineage | None, at_ts: int) -> bool:
         """Return whether the directory leads to all rows: it has them from the start, and none expired."""
@@ -350,7 +350,7 @@ class FeedVerifier:
 
     # What should be there.
 
-    def _expect(self, table: _Table, rows: DirectoryRows, spill: ComparisonSpill, at_ts: int) -> str:
+    def _expect(self, table: _Verified, rows: DirectoryRows, spill: ComparisonSpill, at_ts: int) -> str:
         """Read a table's source; return why it cannot be compared, if so."""
         reason = self._facts.left_out.get(table.name)
         problem = _incomparable(table, rows) if reason is None else _describe_left_out(reason)
@@ -369,7 +369,7 @@ class FeedVerifier:
             self._on_progress(table.name, read)
         return ""
 
-    def _leave_out(self, table: _Table, schema: SchemaVersion, spill: ComparisonSpill, at_ts: int) -> bool:
+    def _leave_out(self, table: _Verified, schema: SchemaVersion, spill: ComparisonSpill, at_ts: int) -> bool:
         """Leave out keys that changed after the checkpoint; return False when rows without keys changed."""
         if not table.basis.keyed:
             changed = self._source.changed_keys(schema, at_ts, ())
@@ -391,7 +391,7 @@ def _describe_left_out(reason: str) -> str:
     return f"the changefeed goes on without it, because it cannot be captured: {reason}"
 
 
-def _incomparable(table: _Table, rows: DirectoryRows) -> str:
+def _incomparable(table: _Verified, rows: DirectoryRows) -> str:
     """Return why a table cannot be compared; empty when it can."""
     if table.lineage is not None and table.lineage.loses_rows:
         return "partitions of it were dropped, truncated or exchanged, and files do not say which rows went"
@@ -402,7 +402,7 @@ def _incomparable(table: _Table, rows: DirectoryRows) -> str:
     return ""
 
 
-def _report(table: _Table, result: TableResult | None, rows: DirectoryRows, problem: str) -> TableReport:
+def _report(table: _Verified, result: TableResult | None, rows: DirectoryRows, problem: str) -> TableReport:
     faults = (*_shape_faults(table), *rows.faults(table.number))
     if result is None:
         return TableReport(table=table.name, scope=VerifyScope.NOTHING, faults=faults, note=problem)
@@ -421,7 +421,7 @@ def _report(table: _Table, result: TableResult | None, rows: DirectoryRows, prob
     )
 
 
-def _shape_faults(table: _Table) -> tuple[str, ...]:
+def _shape_faults(table: _Verified) -> tuple[str, ...]:
     if table.schema is None:
         return (f"the source has no table {table.name}",)
     if table.lineage is None or table.lineage.columns is None or table.source is None:

@@ -155,7 +155,7 @@ class ScheduledVerification:
             self._set_metric(jobs[key], last)
 
     async def _compare(self, job: Job) -> None:
-        comparison = _Comparison(self._clock, self._lease)
+        comparison = _RunningComparison(self._clock, self._lease)
         began = self._clock.monotonic()
         thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-verify", initializer=_lower_priority)
         running = asyncio.get_running_loop().run_in_executor(thread, self._verify, job, comparison)
@@ -172,7 +172,7 @@ class ScheduledVerification:
         await self._keep_result(job, result)
 
     async def _wait_for(
-        self, running: "asyncio.Future[LastVerification]", job: Job, comparison: "_Comparison"
+        self, running: "asyncio.Future[LastVerification]", job: Job, comparison: "_RunningComparison"
     ) -> LastVerification:
         """Return the result of a comparison; give it up when it does not proceed."""
         while not (await asyncio.wait([running], timeout=_LOOK_S))[0]:
@@ -187,7 +187,7 @@ class ScheduledVerification:
             return LastVerification(ended_ms=self._clock.wall_ms(), error=error)
         return running.result()
 
-    def _verify(self, job: Job, comparison: "_Comparison") -> LastVerification:
+    def _verify(self, job: Job, comparison: "_RunningComparison") -> LastVerification:
         """Compare a target, and charge its account; a failure is a result too."""
         began = self._clock.monotonic()
         used = Usage()
@@ -240,7 +240,7 @@ class ScheduledVerification:
         self._measured -= names
 
 
-class _Comparison:
+class _RunningComparison:
     """A comparison that runs: when it last proceeded, and whether it should stop."""
 
     def __init__(self, clock: Clock, lease: RunnerLease) -> None:

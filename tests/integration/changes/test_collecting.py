@@ -8,7 +8,7 @@ from penstock.changes import ChangeBatch, Hint, collect_changes, plan_changes
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore import paths
 from penstock.tables.alter import add_column, drop_column
-from penstock.testing.versions import Target, in_schema
+from penstock.testing.versions import CopiedTable, in_schema
 from support.agreement import MODES
 from support.itemtables import item
 from support.tableworld import START, TableWorld
@@ -31,7 +31,7 @@ def check(world: TableWorld, from_ts: int, to_ts: int, **options: object) -> lis
     """Changes that lead from the beginning of a range to its end."""
     batches = world.changes(from_ts, to_ts, **options)
     coalesced = bool(options.get("coalesce", True))
-    target = Target(world.versions.at(from_ts), from_ts, in_order=not coalesced, coalesced=coalesced)
+    target = CopiedTable(world.versions.at(from_ts), from_ts, in_order=not coalesced, coalesced=coalesced)
     target.take_all(batches)
     table = world.versions.table_at(to_ts)
     assert {key: in_schema(row, table) for key, row in target.rows.items()} == world.versions.at(to_ts)

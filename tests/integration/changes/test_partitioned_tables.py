@@ -7,7 +7,7 @@ import pytest
 from penstock.changes import Hint, plan_changes
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.tables.alter import drop_column
-from penstock.testing.versions import Target
+from penstock.testing.versions import CopiedTable
 from support.itemtables import item
 from support.tableworld import NAME, START, TableWorld
 
@@ -36,7 +36,7 @@ def test_changes_of_all_partitions_come_in_one_order(world: TableWorld, flushed:
     told = [ts for batch in batches for ts in batch.data.column("_commit_ts").to_pylist()]
     assert told == sorted(told)
     assert len(told) == 59
-    target = Target(world.versions.at(from_ts), from_ts)
+    target = CopiedTable(world.versions.at(from_ts), from_ts)
     target.take_all(world.changes(from_ts, to_ts))
     assert target.rows == world.versions.at(to_ts)
 
@@ -117,7 +117,7 @@ def test_rows_of_two_partitions_that_have_the_same_handle_are_two_rows(
     for from_ts in moments:
         for to_ts in moments[moments.index(from_ts) + 1 :]:
             rows = world.versions.at(from_ts)
-            target = Target(rows, from_ts, again=replay, in_order=replay, coalesced=not replay)
+            target = CopiedTable(rows, from_ts, again=replay, in_order=replay, coalesced=not replay)
             target.take_all(world.changes(from_ts, to_ts, replay=replay))
             assert target.rows == world.versions.at(to_ts), (from_ts, to_ts)
     assert world.snapshot(deleted) == world.versions.at(deleted)

@@ -13,7 +13,7 @@ from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.settings import UpkeepSettings
 from penstock.tables.alter import add_column
-from penstock.testing.versions import Target
+from penstock.testing.versions import CopiedTable
 from support.chosenmerge import begin_merge
 from support.itemtables import item
 from support.tableworld import START, TableWorld
@@ -39,10 +39,10 @@ def check_all(world: TableWorld) -> None:
     for to_ts in moments[1:]:
         assert world.snapshot(to_ts) == world.versions.at(to_ts)
         for from_ts in (ts for ts in moments if ts < to_ts):
-            target = Target(world.versions.at(from_ts), from_ts)
+            target = CopiedTable(world.versions.at(from_ts), from_ts)
             target.take_all(world.changes(from_ts, to_ts))
             assert target.rows == world.versions.at(to_ts)
-            every = Target(world.versions.at(from_ts), from_ts, in_order=True, coalesced=False)
+            every = CopiedTable(world.versions.at(from_ts), from_ts, in_order=True, coalesced=False)
             every.take_all(world.changes(from_ts, to_ts, coalesce=False))
             assert sorted(every.seen, key=lambda step: step[:3]) == world.versions.steps(from_ts, to_ts)
 
@@ -282,7 +282,7 @@ def test_history_goes_when_nobody_holds_it_and_the_oldest_that_is_left_can_be_to
     assert aged.store.collect(1)
     oldest = aged.manifest().oldest_ts
     assert START < oldest < aged.ts
-    target = Target(aged.versions.at(oldest), oldest)
+    target = CopiedTable(aged.versions.at(oldest), oldest)
     target.take_all(aged.changes(oldest, aged.ts))
     assert target.rows == aged.versions.at(aged.ts)
     assert aged.snapshot(oldest) == aged.versions.at(oldest)

@@ -9,7 +9,7 @@ import pytest
 from penstock.changes import ChangeBatch, collect_changes, plan_changes
 from penstock.errors import StaleRead
 from penstock.eventstore.read.partition import TableView
-from penstock.testing.versions import Row, Target
+from penstock.testing.versions import CopiedTable, Row
 from support.feedworld import FeedWorld, WorldTable
 from support.itemtables import item
 
@@ -43,7 +43,7 @@ def known(world: FeedWorld, *, flush: bool) -> int:
 
 def led(rows: Iterable[Row], batches: Iterable[ChangeBatch], from_ts: int) -> dict[int, str]:
     """What changes make of some rows."""
-    target = Target({(row["id"],): row for row in rows}, from_ts)
+    target = CopiedTable({(row["id"],): row for row in rows}, from_ts)
     target.take_all(batches)
     return {key[0]: row["name"] for key, row in target.rows.items()}
 

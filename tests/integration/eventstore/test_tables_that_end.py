@@ -9,7 +9,7 @@ import pytest
 from penstock.changes import collect_changes
 from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.read.snapshot import read_snapshot
-from penstock.testing.versions import Target
+from penstock.testing.versions import CopiedTable
 from support.itemtables import item, item_table
 from support.tableworld import NAME, TableWorld
 
@@ -80,7 +80,7 @@ def test_a_table_that_the_cluster_forgot_before_its_recovery_is_read_through_it(
     world.commit(item("integer", 3, "after"))
     world.crash()
     to_ts = world.resolve()
-    target = Target(world.versions.at(from_ts), from_ts)
+    target = CopiedTable(world.versions.at(from_ts), from_ts)
     with collect_changes(world.view(), from_ts, to_ts) as handle:
         target.take_all(handle)
     assert target.rows == world.versions.at(to_ts)

@@ -20,7 +20,7 @@ from penstock.eventstore.upkeep import merge_policy
 from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, plan_merge, write_merge
 from penstock.eventstore.upkeep.merge_policy import MergeChoice, MergePolicy
 from penstock.tables.alter import add_column
-from penstock.testing.versions import Target
+from penstock.testing.versions import CopiedTable
 from support.campaign import examples
 from support.itemtables import TABLES, item, item_table
 from support.tableworld import START, TableWorld
@@ -141,7 +141,7 @@ class Merging:
             assert world.snapshot(ts) == versions.at(ts)
         for from_ts in moments[:: max(1, len(moments) // 4)]:
             if from_ts < world.ts:
-                target = Target(versions.at(from_ts), from_ts, in_order=True, coalesced=False)
+                target = CopiedTable(versions.at(from_ts), from_ts, in_order=True, coalesced=False)
                 target.take_all(world.changes(from_ts, world.ts, coalesce=False))
                 assert sorted(target.seen, key=lambda step: step[:3]) == versions.steps(from_ts, world.ts)
 

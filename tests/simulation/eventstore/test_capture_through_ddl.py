@@ -34,7 +34,7 @@ from penstock.tables.define import define_table
 from penstock.tables.keys import record_key
 from penstock.tables.meta import MetaWriter
 from penstock.tables.schema import TableInfo
-from penstock.testing.versions import Target, visible
+from penstock.testing.versions import CopiedTable, visible
 from support.campaign import seeds
 
 ACTS = int(os.environ.get("PENSTOCK_ACTS", "25"))
@@ -359,7 +359,7 @@ class Life:
         broken = any(after > from_ts and before <= to_ts for before, after in self.breaks[name])
         try:
             view = find_table(self.storage, f"shop.{name}", at_ts=to_ts)
-            target = Target({(key,): row for key, row in rows.items()}, from_ts)
+            target = CopiedTable({(key,): row for key, row in rows.items()}, from_ts)
             with collect_changes(view, from_ts, to_ts) as handle:
                 target.take_all(handle)
         except StaleRead as error:

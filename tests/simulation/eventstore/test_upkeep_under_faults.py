@@ -14,7 +14,7 @@ from penstock.eventstore import manifest_log
 from penstock.eventstore.history_holds import HistoryHolds
 from penstock.eventstore.upkeep import merge_policy
 from penstock.object_storage import ObjectStorage
-from penstock.testing.versions import Snapshot, Target
+from penstock.testing.versions import CopiedTable, Snapshot
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld
 
@@ -69,7 +69,7 @@ def check(world: TableWorld) -> None:
         if ts >= oldest_ts:
             assert world.snapshot(ts) == world.versions.at(ts)
     if oldest_ts < world.ts:
-        target = Target(world.versions.at(oldest_ts), oldest_ts, in_order=True, coalesced=False)
+        target = CopiedTable(world.versions.at(oldest_ts), oldest_ts, in_order=True, coalesced=False)
         target.take_all(world.changes(oldest_ts, world.ts, coalesce=False))
         assert sorted(target.seen, key=lambda step: step[:3]) == world.versions.steps(oldest_ts, world.ts)
 
@@ -142,7 +142,7 @@ def test_flushes_merges_collections_and_reads_do_not_disturb_each_other(busy: Ta
         assert busy.snapshot(ts) == expected
         upto, after = known[-1]
         if ts < upto:
-            target = Target(dict(expected), ts, in_order=True, coalesced=False)
+            target = CopiedTable(dict(expected), ts, in_order=True, coalesced=False)
             target.take_all(busy.changes(ts, upto, coalesce=False))
             assert target.rows == after
         counts["reads"] += 1

@@ -21,7 +21,7 @@ from penstock.eventstore.upkeep import merge_policy
 from penstock.eventstore.upkeep.gc import CollectPolicy
 from penstock.object_storage import STAGING, ObjectStorage, StoredObject, open_storage
 from penstock.testing.clock import ManualClock
-from penstock.testing.versions import Target
+from penstock.testing.versions import CopiedTable
 from support.itemtables import item, item_table
 from support.tableworld import TableWorld
 
@@ -58,7 +58,7 @@ def files(world: TableWorld, folder: str = "") -> list[str]:
 
 
 def check(world: TableWorld, from_ts: int) -> None:
-    target = Target(world.versions.at(from_ts), from_ts, in_order=True, coalesced=False)
+    target = CopiedTable(world.versions.at(from_ts), from_ts, in_order=True, coalesced=False)
     target.take_all(world.changes(from_ts, world.ts, coalesce=False))
     assert target.rows == world.versions.at(world.ts) == world.snapshot(world.ts)
 

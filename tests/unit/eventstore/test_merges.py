@@ -14,7 +14,7 @@ from penstock.eventstore.sides import HANDLE, MERGED_TOMBSTONES, OBJECT, OFFSET
 from penstock.eventstore.upkeep import merge_policy
 from penstock.eventstore.upkeep.merge import MergeOutput, MergePlan, plan_merge, write_merge
 from penstock.eventstore.upkeep.merge_policy import MergePolicy
-from penstock.testing.versions import Target
+from penstock.testing.versions import CopiedTable
 from support.events import read_object
 from support.itemtables import item, item_table
 from support.tableworld import START, TableWorld
@@ -50,7 +50,7 @@ def check(world: TableWorld) -> None:
     """Every snapshot, and all changes, are what they were."""
     for ts in (START, *world.moments(), world.ts):
         assert world.snapshot(ts) == world.versions.at(ts)
-    target = Target({}, START - 1, in_order=True, coalesced=False)
+    target = CopiedTable({}, START - 1, in_order=True, coalesced=False)
     target.take_all(world.changes(START - 1, world.ts, coalesce=False))
     assert sorted(target.seen, key=lambda step: step[:3]) == world.versions.steps(0, world.ts)
 

@@ -182,7 +182,7 @@ def test_the_log_outlives_a_table_forgotten_just_before_its_mark_is_written(
     monkeypatch.setattr(wal_module, "_RESOLVED_EVERY_S", 0.1)
     enqueue, due = Wal._enqueue, threading.Event()
 
-    def late(wal: Wal, item: wal_module._Waiting) -> None:
+    def late(wal: Wal, item: wal_module._QueuedRecord) -> None:
         wal._thread.join(timeout=0.4)  # the mark is withdrawn; the time to write it passes
         enqueue(wal, item)
 

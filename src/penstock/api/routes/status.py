@@ -33,7 +33,7 @@ _SUFFIXES = ("", "_bucket", "_sum", "_count")
 
 
 @dataclass(slots=True)
-class _Family:
+class _MetricFamily:
     """The HELP and TYPE lines of one metric, and its samples of all pages."""
 
     described: dict[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def federate_metrics(own: bytes, parts: Sequence[PartStatus]) -> bytes:
 
 def join_pages(texts: Mapping[str, str | None]) -> str:
     """Join the pages of parts into one; a page is None when it could not be read."""
-    families: dict[str, _Family] = {}
+    families: dict[str, _MetricFamily] = {}
     for part, text in texts.items():
         if text is not None:
             _add(families, part, text.split("\n"))
@@ -67,7 +67,7 @@ def join_pages(texts: Mapping[str, str | None]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _add(families: dict[str, _Family], part: str, lines: Iterable[str]) -> None:
+def _add(families: dict[str, _MetricFamily], part: str, lines: Iterable[str]) -> None:
     label = _label(part)
     current = ""
     for line in lines:
@@ -75,14 +75,14 @@ def _add(families: dict[str, _Family], part: str, lines: Iterable[str]) -> None:
             words = line.split(" ", 3)
             if len(words) > 2 and words[1] in ("HELP", "TYPE"):
                 current = words[2]
-                families.setdefault(current, _Family()).described.setdefault(words[1], line)
+                families.setdefault(current, _MetricFamily()).described.setdefault(words[1], line)
             continue
         if found := _NAME.match(line):
             name = found[0]
             if name.removeprefix(current) not in _SUFFIXES:
                 current = name
             sample = _add_label(name, line[found.end() :], label)
-            families.setdefault(current, _Family()).samples.append(sample)
+            families.setdefault(current, _MetricFamily()).samples.append(sample)
 
 
 def _add_label(name: str, rest: str, label: str) -> str:

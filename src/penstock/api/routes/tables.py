@@ -75,7 +75,7 @@ def json_page(bounds: PageBounds, batches: Iterable[pa.RecordBatch]) -> Iterator
     """Yield a page as JSON; its end says where the next page begins, which may be within a transaction."""
     head = {"table": bounds.table, "from_ts": bounds.from_ts, "to_ts": bounds.to_ts}
     yield (json.dumps(head)[:-1] + ', "rows": [').encode()
-    position = _Position(bounds.skip, bounds.limit)
+    position = _PagePosition(bounds.skip, bounds.limit)
     for batch in batches:
         rows = position.take(batch)
         if rows.num_rows:
@@ -98,7 +98,7 @@ def json_page(bounds: PageBounds, batches: Iterable[pa.RecordBatch]) -> Iterator
     yield ("], " + json.dumps(tail)[1:]).encode()
 
 
-class _Position:
+class _PagePosition:
     """The position of a page in its range.
 
     Once the page is full, `cut` is set, `cut_ts` is the commit timestamp of the next row, and `cut_rows`

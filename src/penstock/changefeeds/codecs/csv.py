@@ -193,7 +193,7 @@ def _is_plain(mark: str) -> bool:
 def _halves(
     lines: Iterator[pa.RecordBatch], table: TableInfo, form: TextForm, dialect: CsvOptions
 ) -> Iterator[Halves]:
-    layout: _Layout | None = None
+    layout: _CsvLayout | None = None
     for batch in lines:
         rows = batch
         if layout is None:
@@ -204,7 +204,7 @@ def _halves(
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _CsvLayout:
     """Which cells of a line have what."""
 
     cells: int
@@ -241,7 +241,7 @@ def _parse_timestamps(text: pa.Array) -> pa.Array:
 
 def _find_layout(
     batch: pa.RecordBatch, table: TableInfo, dialect: CsvOptions
-) -> tuple[_Layout, pa.RecordBatch]:
+) -> tuple[_CsvLayout, pa.RecordBatch]:
     """Return the layout by the first line, and the batch without the header."""
     first = [column[0].as_py() for column in batch.columns]
     names = [column.name for column in table.stored_columns]
@@ -252,14 +252,14 @@ def _find_layout(
         # The last cell of a name: a column may be called like a cell before the columns.
         columns = tuple(len(first) - 1 - first[::-1].index(name) for name in names)
         places = {name: first.index(name) for name in (_COMMIT_TS, _IS_UPDATE) if name in first}
-        return _Layout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch.slice(1)
+        return _CsvLayout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch.slice(1)
     optional = _find_optional_cells(first, len(names), dialect)
     if optional is None:
         raise Invalid(_mismatch(table, f"its lines have {len(first)} cells for {len(names)} columns"))
     begin = len(_META) + len(optional)
     places = {name: len(_META) + place for place, name in enumerate(optional)}
     columns = tuple(range(begin, begin + len(names)))
-    return _Layout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch
+    return _CsvLayout(len(first), columns, places.get(_COMMIT_TS), places.get(_IS_UPDATE)), batch
 
 
 def _find_optional_cells(first: list[str | None], columns: int, dialect: CsvOptions) -> list[str] | None:
@@ -309,7 +309,7 @@ def parse_lines(
     This is the parser for dialects that Arrow does not read.
     """
     page: list[list[str | None]] = []
-    for cells in _records(stream, _Cells(dialect, terminator), block_bytes):
+    for cells in _records(stream, _CsvCells(dialect, terminator), block_bytes):
         page.append(cells)
         if len(page) == _BATCH_ROWS:
             yield _batch(page)
@@ -325,7 +325,7 @@ def _batch(page: list[list[str | None]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=[f"f{place}" for place in range(len(columns))])
 
 
-class _Cells:
+class _CsvCells:
     """Reads the cells of a dialect, one at a time."""
 
     def __init__(self, dialect: CsvOptions, terminator: str) -> None:
@@ -363,7 +363,7 @@ def _unescape(found: re.Match[str]) -> str:
     return _ESCAPED.get(found[1], found[1])
 
 
-def _records(stream: Readable, cells: _Cells, block_bytes: int) -> Iterator[list[str | None]]:
+def _records(stream: Readable, cells: _CsvCells, block_bytes: int) -> Iterator[list[str | None]]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     text = ""
     while data := stream.read(block_bytes):
@@ -373,7 +373,7 @@ def _records(stream: Readable, cells: _Cells, block_bytes: int) -> Iterator[list
         raise Corrupt("the last csv line does not end; check quote and terminator, or keep the file")
 
 
-def _whole_records(text: str, cells: _Cells) -> Generator[list[str | None], None, str]:
+def _whole_records(text: str, cells: _CsvCells) -> Generator[list[str | None], None, str]:
     """Yield the records that are whole; return the rest of the text."""
     at = done = 0
     record: list[str | None] = []

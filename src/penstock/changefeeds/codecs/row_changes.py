@@ -167,7 +167,7 @@ class Pairing:
         old, known = self._old(ends)
         # From here on columns have the names of the table: rows have no system columns beside them.
         new = begins.select(self._stored).rename_columns(self.reads)
-        sides = _Sides(
+        sides = _PairedRows(
             commits=np.concatenate([_commits(ends), _commits(begins, snapshot_ts)]),
             handles=pa.concat_arrays([ends.column(HANDLE), begins.column(HANDLE)]),
             ends=ends.num_rows,
@@ -227,7 +227,7 @@ class Pairing:
     def _gather(
         self,
         changes: "_Changes",
-        sides: "_Sides",
+        sides: "_PairedRows",
         old: pa.RecordBatch,
         known: Mask,
         new: pa.RecordBatch,
@@ -298,7 +298,7 @@ class _Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
+class _PairedRows:
     """Commits and handles of the rows that ended, then of those that began; `ends` counts the first."""
 
     commits: Ints

@@ -80,7 +80,7 @@ def _parse(where: str, name: str) -> exp.Expr:
     return parse_condition(where, f"row filter of {name}")
 
 
-class _Family(Enum):
+class _TypeFamily(Enum):
     """The kinds of values; only values of one kind can be compared."""
 
     NUMBER = "a number"
@@ -93,7 +93,7 @@ class _Family(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    family: _Family
+    family: _TypeFamily
     value: Evaluate
     constant: Any = None  # its text, if it is a constant text
 
@@ -160,9 +160,9 @@ class _Compiler:
     def _truth(self, node: exp.Expr) -> Evaluate:
         """Compile a number as a truth value: zero is false."""
         operand = self._operand(node)
-        if operand.family is _Family.NOTHING:
+        if operand.family is _TypeFamily.NOTHING:
             return lambda _: _UNKNOWN
-        if operand.family is not _Family.NUMBER:
+        if operand.family is not _TypeFamily.NUMBER:
             raise self._refusal(node, " as a truth")
         return self._compare(exp.NEQ, operand, _number(Decimal(0)))
 
@@ -192,7 +192,7 @@ class _Compiler:
 
     def _like(self, node: exp.Like) -> Evaluate:
         value, pattern = self._operand(node.this), self._operand(node.expression)
-        if value.family is not _Family.TEXT or not isinstance(pattern.constant, str):
+        if value.family is not _TypeFamily.TEXT or not isinstance(pattern.constant, str):
             raise self._refusal(node, " but of text and a constant pattern")
         if node.args.get("negate"):
             return lambda rows: pc.invert(pc.match_like(value.value(rows), pattern.constant))
@@ -209,9 +209,9 @@ class _Compiler:
 
     def _compare(self, kind: type[exp.Expr], left: _Operand, right: _Operand) -> Evaluate:
         left, right = self._alike(left, right), self._alike(right, left)
-        if _Family.NOTHING in {left.family, right.family}:
+        if _TypeFamily.NOTHING in {left.family, right.family}:
             return lambda _: _UNKNOWN
-        if left.family is not right.family or left.family is _Family.OTHER:
+        if left.family is not right.family or left.family is _TypeFamily.OTHER:
             raise Invalid(
                 f"row filter of {self._name} compares {left.family.value} with {right.family.value}; "
                 "give constants of the columns' types"
@@ -223,12 +223,12 @@ class _Compiler:
         """Return a constant text as a value of the kind that it is compared with."""
         if not isinstance(operand.constant, str) or other.family is operand.family:
             return operand
-        if other.family is _Family.NUMBER:
+        if other.family is _TypeFamily.NUMBER:
             return _number(self._parse_number(operand.constant))
-        if other.family is _Family.TIME:
-            return _constant(_Family.TIME, self._parse_time(operand.constant))
-        if other.family is _Family.BYTES:
-            return _constant(_Family.BYTES, pa.scalar(operand.constant.encode(), pa.binary()))
+        if other.family is _TypeFamily.TIME:
+            return _constant(_TypeFamily.TIME, self._parse_time(operand.constant))
+        if other.family is _TypeFamily.BYTES:
+            return _constant(_TypeFamily.BYTES, pa.scalar(operand.constant.encode(), pa.binary()))
         return operand
 
     def _operand(self, node: exp.Expr) -> _Operand:
@@ -244,15 +244,15 @@ class _Compiler:
         if isinstance(node, exp.Boolean):
             return _number(Decimal(int(node.this)))
         if isinstance(node, exp.Null):
-            return _Operand(_Family.NOTHING, lambda _: _UNKNOWN)
+            return _Operand(_TypeFamily.NOTHING, lambda _: _UNKNOWN)
         if isinstance(node, exp.HexString):
-            return _constant(_Family.BYTES, pa.scalar(_hex_bytes(str(node.this)), pa.binary()))
+            return _constant(_TypeFamily.BYTES, pa.scalar(_hex_bytes(str(node.this)), pa.binary()))
         if (
             isinstance(node, exp.Cast)
             and isinstance(node.this, exp.Literal)
             and node.to.this.name in TIME_CASTS
         ):
-            return _constant(_Family.TIME, self._parse_time(str(node.this.this)))
+            return _constant(_TypeFamily.TIME, self._parse_time(str(node.this.this)))
         raise self._refusal(node)
 
     def _column(self, node: exp.Column) -> _Operand:
@@ -261,7 +261,7 @@ class _Compiler:
         column = self._table.column(node.name)
         self.columns.append(column.name)
         family, name = _family_of(column.type), column.name
-        if family is _Family.TIME:
+        if family is _TypeFamily.TIME:
             return _Operand(family, lambda rows: hide_column(rows.column(name)).cast(pa.timestamp("us")))
         if column.type.tp in _FLOATS:
             return _Operand(family, lambda rows: rows.column(name).cast(pa.float64()))
@@ -297,29 +297,29 @@ def _is_false(truth: Any) -> Any:
     return pc.fill_null(pc.invert(truth), fill_value=False)
 
 
-def _constant(family: _Family, value: pa.Scalar) -> _Operand:
+def _constant(family: _TypeFamily, value: pa.Scalar) -> _Operand:
     return _Operand(family, lambda _: value)
 
 
 def _text(text: str) -> _Operand:
     value = pa.scalar(text, pa.string())
-    return _Operand(_Family.TEXT, lambda _: value, constant=text)
+    return _Operand(_TypeFamily.TEXT, lambda _: value, constant=text)
 
 
 def _number(number: Decimal) -> _Operand:
-    return _constant(_Family.NUMBER, pa.scalar(number))
+    return _constant(_TypeFamily.NUMBER, pa.scalar(number))
 
 
 def _hex_bytes(digits: str) -> bytes:
     return bytes.fromhex(digits if len(digits) % 2 == 0 else f"0{digits}")
 
 
-def _family_of(kind: FieldType) -> _Family:
+def _family_of(kind: FieldType) -> _TypeFamily:
     if kind.tp in PACKED_TIMES:
-        return _Family.TIME
+        return _TypeFamily.TIME
     if kind.is_string:
-        return _Family.BYTES if kind.is_binary else _Family.TEXT
+        return _TypeFamily.BYTES if kind.is_binary else _TypeFamily.TEXT
     if kind.tp in {Tp.ENUM, Tp.SET}:
-        return _Family.TEXT
+        return _TypeFamily.TEXT
     wide = kind.tp is Tp.NEW_DECIMAL and kind.precision > 38
-    return _Family.NUMBER if kind.tp in _NUMBERS and not wide else _Family.OTHER
+    return _TypeFamily.NUMBER if kind.tp in _NUMBERS and not wide else _TypeFamily.OTHER

@@ -184,7 +184,7 @@ class PartRows:
 
         A commit with phases is read twice: first for its deletes, then for the rest of it.
         """
-        sample = _HandleSample()
+        sample = _TimeSample()
         for batch in chain(begun, rest):
             self.on_step(READ)
             sample.add(batch)
@@ -220,7 +220,7 @@ class PartRows:
             yield replace(last, left_out=left_out), True
 
 
-class _HandleSample:
+class _TimeSample:
     """How many bytes one time has, and a sample of its handles."""
 
     def __init__(self) -> None:

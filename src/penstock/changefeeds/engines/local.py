@@ -26,7 +26,7 @@ Hook = Callable[[Step], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Segment:
+class _LocalSegment:
     """The payloads of an encode job, by the numbers of its chunks, and the work to make them again."""
 
     work: tuple[EncodeWork, ...]
@@ -57,7 +57,7 @@ class LocalEngine:
         self._at = at
         self._writers = threads
         self._threads = ThreadRunner(threads, "penstock-engine", place=place)
-        self._segments: dict[int, _Segment] = {}
+        self._segments: dict[int, _LocalSegment] = {}
         self._numbers = count(1)
         self._encoding_again = threading.Lock()
         self._rows = RowCounter("local")
@@ -83,7 +83,7 @@ class LocalEngine:
         chunks, payloads, rows_read = await self._threads.call(_encode, number, work)
         self._rows.count_encoded(rows_read, chunks)
         if payloads:
-            self._segments[number] = _Segment(tuple(work), payloads)
+            self._segments[number] = _LocalSegment(tuple(work), payloads)
         return chunks
 
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:

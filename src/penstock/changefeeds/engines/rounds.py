@@ -595,7 +595,7 @@ class SparkJobs:
 
 
 @dataclass(eq=False)
-class _RunningJob:
+class _RunningRound:
     """A round that runs, and its task on the event loop."""
 
     round: Round
@@ -611,7 +611,7 @@ class Rounds:
         self._gather_s = gather_s
         self._queue = RoundQueue()
         self._waiting: dict[RoundFile, asyncio.Future[DirectResult]] = {}
-        self._running: dict[RoundFile, _RunningJob] = {}
+        self._running: dict[RoundFile, _RunningRound] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(_JOBS_MAX, thread_name_prefix="penstock-round-job")
 
@@ -639,7 +639,7 @@ class Rounds:
         finally:
             self._waiting.pop(file, None)
 
-    async def _wait_for_end(self, job: _RunningJob) -> None:
+    async def _wait_for_end(self, job: _RunningRound) -> None:
         await asyncio.wait([job.task], timeout=_CANCEL_S)
         while not job.task.done():
             if all(file.cancelled for file in job.round.files):
@@ -660,11 +660,11 @@ class Rounds:
     def _start_jobs(self) -> None:
         self._gathering = None
         while (round_ := self._queue.take(self._jobs.cores)) is not None:
-            job = _RunningJob(round_, f"penstock-{SYSTEM.unique_id()}")
+            job = _RunningRound(round_, f"penstock-{SYSTEM.unique_id()}")
             job.task = asyncio.create_task(self._run(job))
             self._running.update(dict.fromkeys(round_.files, job))
 
-    async def _run(self, job: _RunningJob) -> None:
+    async def _run(self, job: _RunningRound) -> None:
         files = job.round.files
         loop = asyncio.get_running_loop()
         try:

@@ -222,7 +222,7 @@ class FlightServer:
         self._closed = threading.Event()
         self._server = grpc.server(
             ThreadForEachCall(),  # type: ignore[arg-type]  # any executor will do
-            handlers=[_Handler(self)],
+            handlers=[_FlightHandler(self)],
             options=_options(limits),
             maximum_concurrent_rpcs=_calls_begun(limits),
         )
@@ -298,8 +298,8 @@ class FlightServer:
         if leaving is not None:
             leaving.end()
 
-    def _waiting(self, call: "_Call", timeout_s: float) -> "_Waiting":
-        return _Waiting(self, call, timeout_s)
+    def _waiting(self, call: "_Call", timeout_s: float) -> "_WaitingCall":
+        return _WaitingCall(self, call, timeout_s)
 
     def begin_wait(self, call: "_Call", timeout_s: float) -> None:
         """Note that a call waits for its caller."""
@@ -342,7 +342,7 @@ class _Call:
         self._context.cancel()  # type: ignore[no-untyped-call]
 
 
-class _Waiting:
+class _WaitingCall:
     def __init__(self, server: FlightServer, call: _Call, timeout_s: float) -> None:
         self._server = server
         self._call = call
@@ -355,7 +355,7 @@ class _Waiting:
         self._server.end_wait(self._call)
 
 
-class _Handler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+class _FlightHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
     """Finds the method of a call. A stranger's call ends here, with nothing of it read."""
 
     def __init__(self, server: FlightServer) -> None:

@@ -51,7 +51,7 @@ Replay = Callable[[Frame, LogLocation], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _QueuedRecord:
     """A record in the queue."""
 
     record: Record
@@ -60,10 +60,10 @@ class _Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _CommitGroup:
     """Records that are written together, and the events to set once they are written."""
 
-    items: list[_Waiting]
+    items: list[_QueuedRecord]
     resolved: dict[int, int]
     waiting: list[threading.Event]
 
@@ -94,7 +94,7 @@ class Wal:
         self._clock = clock
         self._sync = sync
         self._lock = threading.Condition()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedRecord] = deque()
         self._queued_bytes = 0
         self._resolved: dict[int, int] = {}  # the newest resolved-ts of every table
         self._unwritten: dict[int, int] = {}  # those that are not in the log yet
@@ -196,7 +196,7 @@ class Wal:
         """
         payload = frames.encode_rows(batch)
         record = Record(FrameKind.ROWS, table_id, payload, zlib.crc32(payload))
-        self._enqueue(_Waiting(record, max_ts, stored))
+        self._enqueue(_QueuedRecord(record, max_ts, stored))
 
     def mark_resolved(self, table_id: int, ts: int) -> None:
         """Record a resolved timestamp with the next group, or within a second; never blocks."""
@@ -213,7 +213,7 @@ class Wal:
             self._resolved.pop(table_id, None)
             self._unwritten.pop(table_id, None)
         record = Record(FrameKind.FORGET, table_id, b"", zlib.crc32(b""))
-        self._enqueue(_Waiting(record, 0, lambda _: done.set()))
+        self._enqueue(_QueuedRecord(record, 0, lambda _: done.set()))
         while not done.wait(timeout=0.1):
             self._check_open()
         with self._lock:
@@ -282,7 +282,7 @@ class Wal:
         if self._closing and not self._thread.is_alive():
             raise Unavailable("the log is closed")
 
-    def _enqueue(self, item: _Waiting) -> None:
+    def _enqueue(self, item: _QueuedRecord) -> None:
         weight = len(item.record.payload)
         with self._lock:
             while (
@@ -326,7 +326,7 @@ class Wal:
             self._lock.notify_all()
         self._on_failure(error)
 
-    def _next_group(self) -> _Group:
+    def _next_group(self) -> _CommitGroup:
         """Wait for work; an empty group means that the log is closed and written."""
         with self._lock:
             while not self._is_due():
@@ -336,20 +336,20 @@ class Wal:
                 self._lock.wait_for(self._is_due, timeout=_RESOLVED_EVERY_S)
                 if self._unwritten:  # else their tables were forgotten meanwhile, and there is still no work
                     break
-            items: list[_Waiting] = []
+            items: list[_QueuedRecord] = []
             weight = 0
             while self._queue and (not items or weight + len(self._queue[0].record.payload) <= _GROUP_BYTES):
                 item = self._queue.popleft()
                 weight += len(item.record.payload)
                 items.append(item)
-            group = _Group(items, self._unwritten, self._waiting)
+            group = _CommitGroup(items, self._unwritten, self._waiting)
             self._unwritten, self._waiting = {}, []
             return group
 
     def _is_due(self) -> bool:
         return bool(self._queue or self._waiting or self._closing)
 
-    def _write_group(self, group: _Group) -> list[LogLocation]:
+    def _write_group(self, group: _CommitGroup) -> list[LogLocation]:
         """Write a group, and the marks after it; return where its items are."""
         started = self._clock.monotonic()
         records = [item.record for item in group.items]

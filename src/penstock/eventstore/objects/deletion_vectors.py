@@ -65,7 +65,7 @@ def _without_repeats(ordered: Offsets) -> Offsets:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _GroupDeletions:
     """The deletions of one row group: `runs` has the slice of each data object's offsets."""
 
     number: int
@@ -84,7 +84,7 @@ class _Tombstones:
         self._targets = None if info.targets is None else frozenset(target for target, _ in info.targets)
         self._footer: pq.FileMetaData | None = None
         self._bounds: list[ColumnBounds | None] = []
-        self._last: _Group | None = None
+        self._last: _GroupDeletions | None = None
 
     def of(self, object_id: str) -> Iterator[Offsets]:
         """Yield the deleted offsets of a data object, in order, row group by row group."""
@@ -101,12 +101,12 @@ class _Tombstones:
             if object_id in group.runs:
                 yield group.offsets[group.runs[object_id]]
 
-    def _group(self, number: int) -> _Group:
+    def _group(self, number: int) -> _GroupDeletions:
         if self._last is None or self._last.number != number:
             self._last = self._read(number)
         return self._last
 
-    def _read(self, number: int) -> _Group:
+    def _read(self, number: int) -> _GroupDeletions:
         timed = self._info.max_ts > self._ts
         names = [OBJECT, OFFSET, *([COMMIT_TS] if timed else [])]
         with open_object(
@@ -117,7 +117,7 @@ class _Tombstones:
         if timed:
             rows = rows.filter(pc.less_equal(rows.column(COMMIT_TS), self._ts))
         offsets: Offsets = rows.column(OFFSET).to_numpy()
-        return _Group(number, _runs(rows.column(OBJECT).combine_chunks()), offsets)
+        return _GroupDeletions(number, _runs(rows.column(OBJECT).combine_chunks()), offsets)
 
 
 def _runs(objects: pa.DictionaryArray) -> dict[str, slice]:

@@ -46,7 +46,7 @@ _Name = tuple[str, str]  # database and table, in lower case
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundTable:
     """A physical table as it is at the time in question."""
 
     schema: SchemaVersion
@@ -144,7 +144,7 @@ def _all_names(storage: StorageRef) -> dict[_Name, set[int]]:
     return found
 
 
-def _list_present(storage: StorageRef, names: dict[_Name, set[int]]) -> Iterable[_Found]:
+def _list_present(storage: StorageRef, names: dict[_Name, set[int]]) -> Iterable[_FoundTable]:
     """Return those of some names' tables that exist now under one of the names."""
     ids = sorted(set().union(*names.values()))
     found_by_id = _read_at([Partition(storage, physical_id) for physical_id in ids], None)
@@ -164,7 +164,7 @@ def _resolver(rows: RowsOf | RangeReader | None) -> RowsOf:
     return lambda _: rows
 
 
-def _read_at(partitions: list[Partition], at_ts: int | None) -> dict[int, _Found | None]:
+def _read_at(partitions: list[Partition], at_ts: int | None) -> dict[int, _FoundTable | None]:
     """Return the physical tables that exist at a time; None for those of which nothing is known yet."""
     with ThreadPoolExecutor(_LOADED_AT_ONCE, thread_name_prefix="penstock-find") as pool:
         states = list(pool.map(Partition.state, partitions))
@@ -186,12 +186,12 @@ def _moment(at_ts: int | None) -> int:
     return TS_MAX if at_ts is None else at_ts
 
 
-def _find_at(known: Sequence[SchemaVersion], at_ts: int | None) -> _Found | None:
+def _find_at(known: Sequence[SchemaVersion], at_ts: int | None) -> _FoundTable | None:
     if not known:
         return None
     moment = _moment(at_ts)
     schema = versions_in_force(known, moment - 1, moment)[-1]
-    return _Found(schema, begun=schema.since_ts <= moment)
+    return _FoundTable(schema, begun=schema.since_ts <= moment)
 
 
 def _schemas(state: PartitionState, at_ts: int | None) -> list[SchemaVersion]:

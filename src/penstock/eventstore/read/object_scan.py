@@ -116,7 +116,7 @@ class ObjectScan:
                 if batch.num_rows:
                     yield batch
 
-    def _read(self, tasks: Sequence[ObjectScanTask]) -> "Generator[_Block, None, None]":
+    def _read(self, tasks: Sequence[ObjectScanTask]) -> "Generator[_RowBlock, None, None]":
         for task in sorted(
             tasks, key=lambda task: task.info.id
         ):  # in this order Deletions reads each row group once
@@ -126,10 +126,10 @@ class ObjectScan:
                 for group in self._groups(task, file, deleted):
                     start = 0
                     for rows in group.read(file, projection.reads, self.batch_rows):
-                        yield _Block(group, projection, start, rows)
+                        yield _RowBlock(group, projection, start, rows)
                         start += rows.num_rows
 
-    def _groups(self, task: ObjectScanTask, file: pq.ParquetFile, deleted: Offsets) -> list["_Group"]:
+    def _groups(self, task: ObjectScanTask, file: pq.ParquetFile, deleted: Offsets) -> list["_ScannedGroup"]:
         """Return the row groups that may have rows, and what rules rows out."""
         footer = file.metadata
         commits = column_bounds(footer, COMMIT_TS)
@@ -154,12 +154,12 @@ class ObjectScan:
                 upto_ts = self.ts if commit.high > self.ts else None
                 inside = None if self.handles.covers(group.bounds) else self.handles
                 gone = deleted[low:high] - group.start
-                groups.append(_Group(group.number, group.rows, gone, upto_ts, inside))
+                groups.append(_ScannedGroup(group.number, group.rows, gone, upto_ts, inside))
         return groups
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _ScannedGroup:
     """A row group, and what rules its rows out; None or empty: nothing does. Its offsets are from 0."""
 
     number: int
@@ -190,10 +190,10 @@ class _Group:
         return mask
 
 
-class _Block(NamedTuple):
+class _RowBlock(NamedTuple):
     """Rows of a row group, from its row `start` on, as they were read."""
 
-    group: _Group
+    group: _ScannedGroup
     projection: Projection
     start: int
     rows: pa.RecordBatch

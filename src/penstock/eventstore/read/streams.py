@@ -301,7 +301,7 @@ def _limit(waiting: Sequence[tuple[Place, int]]) -> Place | None:
 _THREADS = 8  # shared by all readers; they mostly wait for storage
 
 
-class _Readers:
+class _ReadAheadThreads:
     """The threads; a forked process gets its own."""
 
     def __init__(self) -> None:
@@ -313,7 +313,7 @@ class _Readers:
         self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="penstock-read")  # starts no thread yet
 
 
-_READERS = _Readers()
+_READERS = _ReadAheadThreads()
 
 
 class ReadAhead(Generic[T]):

@@ -49,7 +49,7 @@ def transfer_tombstones(
         for info in newer:
             for batch in _read_deleting(writing, info, inputs):
                 spool.write(batch)
-        places = _Places(writing.storage, plan.table_id, output.data)
+        places = _MergedRows(writing.storage, plan.table_id, output.data)
         with closing(spool.sort()) as ordered:
             return writing.write_tombstones(places.move(batch) for batch in ordered)
 
@@ -108,7 +108,7 @@ def _read_deleting(writing: MergeWriter, info: ObjectInfo, inputs: set[str]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _MergedGroup:
     """A row group of a merged object: the bounds of its handles, and the offset of its first row."""
 
     info: ObjectInfo
@@ -118,14 +118,14 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _Places:
+class _MergedRows:
     """Where the rows of merged objects are, by handle. Asked in order, it reads each row group once."""
 
     storage: ObjectStorage
     table_id: int
     objects: Sequence[ObjectInfo]
-    _groups: list[_Group] = field(init=False)
-    _last: tuple[_Group, pa.Array] | None = None
+    _groups: list[_MergedGroup] = field(init=False)
+    _last: tuple[_MergedGroup, pa.Array] | None = None
 
     def __post_init__(self) -> None:
         self._groups = []
@@ -134,7 +134,7 @@ class _Places:
             with open_object(self.storage, self.table_id, info) as file:
                 whole = ColumnBounds(info.key_min, info.key_max)
                 for number, bounds in enumerate(column_bounds(file.metadata, HANDLE, missing=whole)):
-                    self._groups.append(_Group(info, number, bounds or whole, start))
+                    self._groups.append(_MergedGroup(info, number, bounds or whole, start))
                     start += file.metadata.row_group(number).num_rows
 
     def move(self, tombstones: pa.RecordBatch) -> pa.RecordBatch:
@@ -166,7 +166,7 @@ class _Places:
             pa.array(offsets).filter(known),
         )
 
-    def _handles(self, group: _Group) -> pa.Array:
+    def _handles(self, group: _MergedGroup) -> pa.Array:
         if self._last is None or self._last[0] != group:
             with open_object(self.storage, self.table_id, group.info) as file:
                 column = file.read_row_group(group.number, columns=[HANDLE]).column(HANDLE)

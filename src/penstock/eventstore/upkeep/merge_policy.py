@@ -33,7 +33,7 @@ class MergeChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _MergeInput:
     """An object that may be merged, and the share of its rows that do not count any more."""
 
     info: ObjectInfo
@@ -65,13 +65,13 @@ class MergePolicy:
             return MergeChoice(merged, rewritten, gone)
         return None
 
-    def _pick(self, candidates: Sequence[_Candidate]) -> tuple[ObjectInfo, ...]:
+    def _pick(self, candidates: Sequence[_MergeInput]) -> tuple[ObjectInfo, ...]:
         """Return objects of one side to merge into one; empty when none are worth it."""
         heavy = self._fill(candidate for candidate in candidates if candidate.dead_share >= _HEAVILY_DEAD)
         if heavy:
             return tuple(candidate.info for candidate in heavy)
         qualified = self.target_bytes * _QUALIFIED
-        sizes: dict[int, list[_Candidate]] = {}
+        sizes: dict[int, list[_MergeInput]] = {}
         for candidate in candidates:
             if candidate.live_bytes < qualified:
                 sizes.setdefault(_size_step(candidate.live_bytes), []).append(candidate)
@@ -82,9 +82,9 @@ class MergePolicy:
                 return tuple(candidate.info for candidate in chosen)
         return ()
 
-    def _fill(self, candidates: Iterable[_Candidate]) -> list[_Candidate]:
+    def _fill(self, candidates: Iterable[_MergeInput]) -> list[_MergeInput]:
         """Return as many as one object has room for, smallest first; at least one, if there is one."""
-        chosen: list[_Candidate] = []
+        chosen: list[_MergeInput] = []
         room = self.target_bytes
         for candidate in sorted(
             candidates, key=lambda candidate: (candidate.live_bytes, candidate.info.seq, candidate.info.id)
@@ -104,7 +104,7 @@ def _size_step(live_bytes: int) -> int:
     return step
 
 
-def _dead_data(data: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_Candidate]:
+def _dead_data(data: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_MergeInput]:
     """Return how much of each data object is deleted.
 
     A tombstone object that does not name the objects it deletes from is taken to delete evenly from all
@@ -119,7 +119,7 @@ def _dead_data(data: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> 
             known.update(dict(info.targets))
     even = _even_shares(data, scattered)
     return [
-        _Candidate(info, min(1.0, known[info.id] / info.rows + share))
+        _MergeInput(info, min(1.0, known[info.id] / info.rows + share))
         for info, share in zip(data, even, strict=True)
     ]
 
@@ -139,7 +139,7 @@ def _even_shares(data: Sequence[ObjectInfo], scattered: Sequence[ObjectInfo]) ->
     return [total_from[bisect_right(ages, -info.seq)] for info in data]
 
 
-def _dead_tombstones(kept: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_Candidate]:
+def _dead_tombstones(kept: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo]) -> list[_MergeInput]:
     """Return how much of each tombstone object deletes nothing of the data objects that are kept."""
     ids = {info.id for info in kept}
     oldest_seq = min((info.seq for info in kept), default=None)
@@ -149,5 +149,5 @@ def _dead_tombstones(kept: Sequence[ObjectInfo], tombstones: Iterable[ObjectInfo
             live = info.rows if oldest_seq is not None and oldest_seq <= info.seq else 0
         else:
             live = sum(rows for target, rows in info.targets if target in ids)
-        found.append(_Candidate(info, 1 - min(1.0, live / info.rows)))
+        found.append(_MergeInput(info, 1 - min(1.0, live / info.rows)))
     return found

@@ -51,7 +51,7 @@ def mark_last(batches: Iterable[ConsumerBatch], nothing: ConsumerBatch) -> Itera
     yield (held or nothing)._replace(last=True)
 
 
-class _Sides(NamedTuple):
+class _SideProjections(NamedTuple):
     inserts: Projection
     deletes: Projection
 
@@ -70,7 +70,7 @@ class BatchProjection:
         self._table = schema.table
         self._inserts = [*columns, COMMIT_TS]
         self._deletes = [*key_names(schema.table), COMMIT_TS]
-        self._known: dict[int, _Sides] = {}
+        self._known: dict[int, _SideProjections] = {}
         self._now = self._sides(self._table)
 
     @property
@@ -98,12 +98,12 @@ class BatchProjection:
             sides = self._known[batch.schema.version] = self._sides(batch.schema.table)
         return ConsumerBatch(sides.inserts.apply(batch.data), sides.deletes.apply(batch.tombstones))
 
-    def _sides(self, old: TableInfo) -> _Sides:
+    def _sides(self, old: TableInfo) -> _SideProjections:
         inserts, deletes = (
             Projection(old, self._table, names, impossible_dates=self._impossible_dates)
             for names in (self._inserts, self._deletes)
         )
-        return _Sides(inserts, deletes)
+        return _SideProjections(inserts, deletes)
 
 
 BATCH_ROWS = 16 * 1024

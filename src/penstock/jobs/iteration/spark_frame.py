@@ -159,7 +159,7 @@ class FrameColumns:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _FramePlan:
     """The parts of a range, and whether all keys are distinct."""
 
     parts: "tuple[ChangesPartition, ...]"
@@ -168,7 +168,7 @@ class _Plan:
 
 def _plan_parts(
     spark: "SparkSession", scan: "TableScan", columns: Collection[str] | None, frame_columns: FrameColumns
-) -> _Plan:
+) -> _FramePlan:
     from penstock.changes import plan_changes
     from penstock.changes.collect import open_range, schema_parts
     from penstock.follow.scans import change_options
@@ -189,11 +189,11 @@ def _plan_parts(
         partition_bytes=_PART_BYTES_MAX,
         **change_options(scan.view, scan, columns),
     )
-    return _Plan(tuple(parts), distinct=scan.snapshot)
+    return _FramePlan(tuple(parts), distinct=scan.snapshot)
 
 
 def _open_frame(
-    spark: "SparkSession", plan: _Plan, frame_columns: FrameColumns, declared: "StructType"
+    spark: "SparkSession", plan: _FramePlan, frame_columns: FrameColumns, declared: "StructType"
 ) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 

@@ -39,7 +39,7 @@ _VERIFIED = "penstock/jobs/verified"
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _JobChange:
     """A transition for a row that the writer has seen with this `lsn`; None: with any."""
 
     key: JobKey
@@ -155,7 +155,7 @@ class JobLog:
         `lsn` is what the writer has seen; None: any. Raises Fenced, with nothing changed, when the row has
         another one, or the job is dropped or gone.
         """
-        (changed,) = self._apply([_Change(key, lsn, transition)], {}, txn)
+        (changed,) = self._apply([_JobChange(key, lsn, transition)], {}, txn)
         if changed is None:
             raise Fenced(f"job {key.owner} was changed, dropped or taken over by another process")
         return changed
@@ -166,7 +166,7 @@ class JobLog:
         The changes are independent: one that is refused does not affect the others. A change whose commit was
         not answered is looked up, so on return every outcome is known.
         """
-        pending = [_Change(job.key, job.status.lsn, transition) for job, transition in changes]
+        pending = [_JobChange(job.key, job.status.lsn, transition) for job, transition in changes]
         found: list[Job | None] = []
         for start in range(0, len(pending), _CHUNK_ROWS):
             found += self._commit(partial(self._apply, pending[start : start + _CHUNK_ROWS], {}))
@@ -237,7 +237,7 @@ class JobLog:
         return self.rows(txn.start_ts) or self.rows()
 
     def _apply(
-        self, changes: Sequence[_Change], tried: dict[JobKey, Job], txn: Transaction
+        self, changes: Sequence[_JobChange], tried: dict[JobKey, Job], txn: Transaction
     ) -> list[Job | None]:
         """Make changes in a transaction. `tried` has what an earlier attempt wrote, and is filled."""
         rows = self._rows_in(txn)
@@ -324,7 +324,7 @@ class JobLog:
         return transact(self.client.begin, work, repeatable=True, clock=self._clock)
 
 
-def _next(job: Job | None, change: _Change, tried: Job | None) -> Job | None:
+def _next(job: Job | None, change: _JobChange, tried: Job | None) -> Job | None:
     """Return the next row; None when the writer is stale. `tried` is what it may have written already."""
     if job is None or not job.live:
         return None

@@ -119,8 +119,8 @@ class LogFeed:
     @asynccontextmanager
     async def _subscribe(
         self, puller: SubscriptionClient, rows: JobRows, ts: int
-    ) -> "AsyncIterator[_Subscription]":
-        subscription = _Subscription(rows, ts)
+    ) -> "AsyncIterator[_LogSubscription]":
+        subscription = _LogSubscription(rows, ts)
         sub_id = await puller.subscribe(
             KeySpan(rows.table.id, *rows.range),
             ts,
@@ -136,7 +136,7 @@ class LogFeed:
             await asyncio.gather(watching, return_exceptions=True)
             await puller.unsubscribe(sub_id)
 
-    async def _watch(self, subscription: "_Subscription") -> None:
+    async def _watch(self, subscription: "_LogSubscription") -> None:
         """End the subscription when it may miss a change."""
         since_ts = subscription.resolved_ts
         while True:
@@ -176,7 +176,7 @@ class LogFeed:
         await self._clock.sleep(_RETRY_S)
 
 
-class _Subscription:
+class _LogSubscription:
     """One subscription of the log's rows. Rows come in on threads of the puller and go out on the loop."""
 
     def __init__(self, rows: JobRows, ts: int) -> None:

@@ -34,7 +34,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class _Account:
+class _AccountQueue:
     """The state of an account. `served` is the time that its iterations took, divided by its weight.
 
     An account that had nothing waiting does not save up time: on its return `served` is raised to the
@@ -74,7 +74,7 @@ class FairQueue:
         self._consumers_max = consumers_max
         self._weights = dict(weights or {})
         self._shares = shares
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, _AccountQueue] = {}
         self._ready: dict[int, Waiting] = {}
         self._parked: list[tuple[float, int]] = []  # time and number of those that wait for a retry, sorted
         self._later: dict[int, Waiting] = {}  # those that cannot be taken now: parked, or held
@@ -159,7 +159,7 @@ class FairQueue:
         self._forget(taken)
         return taken
 
-    def _has_room(self, account: _Account) -> bool:
+    def _has_room(self, account: _AccountQueue) -> bool:
         """Return whether the consumers of an account's next iteration may run beside its others."""
         wanted = len(self._ready[account.places[0][1]].iteration.jobs)
         return not account.running or account.consumers + wanted <= self._consumers_max
@@ -203,7 +203,7 @@ class FairQueue:
         name = waiting.iteration.account
         account = self._accounts.get(name)
         if account is None:
-            account = self._accounts[name] = _Account(self._weights.get(name, 1), self._passed)
+            account = self._accounts[name] = _AccountQueue(self._weights.get(name, 1), self._passed)
         elif account.idle:
             account.served = max(account.served, self._passed)
         insort(account.places, waiting.place)
@@ -224,6 +224,6 @@ class FairQueue:
             del self._numbers[job.key]
 
 
-def _turn(account: _Account) -> tuple[float, float, int]:
+def _turn(account: _AccountQueue) -> tuple[float, float, int]:
     """Return the sort key of an account; the account with the smallest is next."""
     return account.running / account.weight, account.served, account.places[0][1]

@@ -28,7 +28,7 @@ class Quota:
         return self.used > self.limit
 
 
-class _Waiting(NamedTuple):
+class _QueuedMessage(NamedTuple):
     message: cdcpb.ChangeDataEvent
     size: int
     resolves: bool  # carries resolved timestamps only
@@ -45,7 +45,7 @@ class Outbox:
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._crowded_bytes = min(CROWDED_BYTES, quota.limit // CROWDED_SHARE)
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_QueuedMessage] = deque()
         self._open: cdcpb.ChangeDataEvent | None = None  # the last message while it takes more events
         self.tail: object = None  # the writer that may still add to the last event of the last message
         self._open_bytes = 0
@@ -88,7 +88,7 @@ class Outbox:
         """Queue a message that carries resolved timestamps only."""
         self._seal()
         size = message.ByteSize() + EVENT_OVERHEAD
-        self._waiting.append(_Waiting(message, size, resolves=True))
+        self._waiting.append(_QueuedMessage(message, size, resolves=True))
         self.resolved_waiting += 1
         self._account(size)
         self._changed.set()
@@ -145,7 +145,7 @@ class Outbox:
 
     def _seal(self) -> None:
         if self._open is not None:
-            self._waiting.append(_Waiting(self._open, self._open_bytes, resolves=False))
+            self._waiting.append(_QueuedMessage(self._open, self._open_bytes, resolves=False))
         self._open = None
         self._open_bytes = 0
         self.tail = None

@@ -243,7 +243,7 @@ class SubscriptionOwner(Protocol):
 
 
 @dataclass(slots=True)
-class _Overtaken:
+class _LiveLocks:
     """Locks that live changes brought while the locks of the view were still being read."""
 
     prewritten: set[tuple[bytes, int]] = field(default_factory=set)
@@ -294,7 +294,7 @@ class RegionSubscription:
         self._whole_region = whole_region
         self._filter_loop = filter_loop
         self._writer = EventRowWriter(outbox, region_id, request_id)
-        self._overtaken: _Overtaken | None = None
+        self._overtaken: _LiveLocks | None = None
 
     def deliver(self, changes: Iterable[tuple[Change, bytes]]) -> int:
         """Send live changes, each with the value it replaces; return how many rows were sent."""
@@ -345,7 +345,7 @@ class RegionSubscription:
         """Send live changes from now on; the view of the scan is taken in the same step."""
         assert self.phase is SubscriptionPhase.WAITING
         self.phase = SubscriptionPhase.LOCKS
-        self._overtaken = _Overtaken()
+        self._overtaken = _LiveLocks()
 
     def scan_lock(
         self,

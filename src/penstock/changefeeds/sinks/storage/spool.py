@@ -13,7 +13,7 @@ ITEMS_MAX = 50_000
 
 
 @dataclass(slots=True)
-class _Segment:
+class _SpoolSegment:
     chunks: int
     nbytes: int
 
@@ -65,7 +65,7 @@ class Spool:
         self.expected_bytes = 0
         self.paused = False
         self._held: list[DmlEvent] = []
-        self._segments: dict[int, _Segment] = {}  # in the order in which they came
+        self._segments: dict[int, _SpoolSegment] = {}  # in the order in which they came
 
     @property
     def quota_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Spool:
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Count chunks that are in the spool."""
         for chunk in chunks:
-            segment = self._segments.setdefault(chunk.segment, _Segment(0, 0))
+            segment = self._segments.setdefault(chunk.segment, _SpoolSegment(0, 0))
             segment.chunks += 1
             segment.nbytes += chunk.nbytes
             self.retained_bytes += chunk.nbytes
