@@ -19,8 +19,8 @@ __all__ = [
     "JobProgress",
     "enter_pool",
     "interrupt_jobs",
+    "label_jobs",
     "label_thread",
-    "labelled_jobs",
     "read_progress",
     "without_tags",
 ]
@@ -45,7 +45,7 @@ def enter_pool(spark: "SparkSession", account: str) -> None:
 
 
 @contextmanager
-def labelled_jobs(spark: "SparkSession", what: str, *, tag: str, account: str = "") -> Iterator[None]:
+def label_jobs(spark: "SparkSession", what: str, *, tag: str, account: str = "") -> Iterator[None]:
     """Run the jobs that this thread starts inside the block under a description and a tag.
 
     They run in the account's pool, if one is named. `interrupt_jobs` ends them by the tag.

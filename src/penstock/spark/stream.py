@@ -386,7 +386,7 @@ class ChangeStreamReader(MicroBatchReader):
 
 if _admission is not None:
 
-    class _Admission(MicroBatchReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
+    class _AdmittedReader(MicroBatchReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
         """What Spark 4.2 and later ask of a reader: where a run of Trigger.AvailableNow ends, and limits."""
 
         def getDefaultReadLimit(self) -> Any:
@@ -417,11 +417,11 @@ if _admission is not None:
             """Return how far everything could be read at the last call of `latestOffset`."""
             return Offset(self._newest_ts).as_json() if self._newest_ts else None
 
-    class AdmittedStreamReader(_Admission, ChangeStreamReader):
+    class AdmittedStreamReader(_AdmittedReader, ChangeStreamReader):
         """The reader of one table for Spark 4.2 and later."""
 
 
-ADMISSION: Any = None if _admission is None else _Admission
+ADMISSION: Any = None if _admission is None else _AdmittedReader
 """The first base class of a reader for Spark 4.2 and later; None before."""
 
 STREAM_READER: type[ChangeStreamReader] = ChangeStreamReader if _admission is None else AdmittedStreamReader

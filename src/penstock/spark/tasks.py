@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.clock import SYSTEM
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
-from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.labels import interrupt_jobs, label_jobs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,7 +115,7 @@ def _run_job(spark: "SparkSession", works: Sequence[Work[R_co]], tag: str) -> li
                 )
 
     what = f"{type(shipped[0]).__name__} of Penstock"
-    with translate_spark_errors(), labelled_jobs(spark, what, tag=tag):
+    with translate_spark_errors(), label_jobs(spark, what, tag=tag):
         table = spark.range(0, len(shipped), 1, len(shipped)).mapInArrow(run, _SCHEMA).toArrow()
     by_number = dict(zip(*(table[name].to_pylist() for name in _NAMES), strict=True))
     # The answers were pickled by our own code on our own executors.

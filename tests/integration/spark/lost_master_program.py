@@ -13,7 +13,7 @@ from penstock.metrics import SPARK_EXECUTORS_MISSING, SPARK_SESSIONS_LOST_TOTAL
 from penstock.process import configure_logs
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.errors import translate_spark_errors
-from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.labels import interrupt_jobs, label_jobs
 from penstock.spark.supervised import SupervisedSession
 from support.spark import SMALL
 from support.sparkcluster import AUTH
@@ -30,7 +30,7 @@ def say(*words: object) -> None:
 def count(session: SupervisedSession) -> None:
     try:
         spark = session.get()
-        with translate_spark_errors(), labelled_jobs(spark, "a count", tag=TAG):
+        with translate_spark_errors(), label_jobs(spark, "a count", tag=TAG):
             say("counted:", spark.range(3).count())
     except (PenstockError, Py4JError) as error:  # of a cancelled job, Spark's own
         say("given back:", type(error).__name__)

@@ -14,7 +14,7 @@ from penstock.errors import Invalid
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import register
 from penstock.spark.errors import as_penstock_error, translate_spark_errors
-from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.labels import interrupt_jobs, label_jobs
 from penstock.spark.session import build_session
 from support.spark import local_settings
 
@@ -42,7 +42,7 @@ def test_workers_run_this_interpreter_and_import_the_installed_pyspark(spark: Sp
 
 def test_jobs_of_an_account_run_in_its_pool_with_its_share(spark: SparkSession):
     context = spark.sparkContext
-    with labelled_jobs(spark, "three rows", tag="penstock-three", account="billing"):
+    with label_jobs(spark, "three rows", tag="penstock-three", account="billing"):
         assert context.getLocalProperty("spark.scheduler.pool") == "billing"
         assert context.getLocalProperty("spark.job.description") == "three rows"
         assert set(context.getJobTags()) == {"penstock-three"}
@@ -63,7 +63,7 @@ def test_interrupted_jobs_end_on_their_executors(spark: SparkSession):
             yield batch
 
     def run() -> None:
-        with labelled_jobs(spark, "an hour", tag="penstock-hour"):
+        with label_jobs(spark, "an hour", tag="penstock-hour"):
             spark.range(1).mapInArrow(work_forever, "id long").count()
 
     tracker = spark.sparkContext.statusTracker()

@@ -36,7 +36,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.eventloop import call_in_thread
 from penstock.object_storage import REQUEST_S, ObjectStorage, StorageRef, put_timeout_s
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
-from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.labels import interrupt_jobs, label_jobs
 from penstock.spark.parallelism import default_parallelism, work_frame, work_session
 from penstock.spark.tasks import begin_task, spread
 
@@ -541,7 +541,7 @@ def warm_up(spark: "SparkSession") -> None:
     """
     tasks = min(default_parallelism(spark), _WARM_TASKS_MAX)
     tag = f"penstock-{SYSTEM.unique_id()}"
-    with translate_spark_errors(), labelled_jobs(spark, "changefeeds: warm up", tag=tag):
+    with translate_spark_errors(), label_jobs(spark, "changefeeds: warm up", tag=tag):
         _run_packed(spark, [pickle.dumps(WarmUpTask())] * tasks)
 
 
@@ -585,7 +585,7 @@ class SparkJobs:
         first = round_.files[0]
         what = f"changefeeds: {number} files" if number > 1 else f"changefeeds: {first.direct.file.data_path}"
         account = first.account if number == 1 or round_.lane is Lane.LARGE else ""
-        with translate_spark_errors(), labelled_jobs(spark, what, tag=tag, account=account):
+        with translate_spark_errors(), label_jobs(spark, what, tag=tag, account=account):
             return _run_packed(spark, rows)
 
     def interrupt(self, tag: str) -> None:

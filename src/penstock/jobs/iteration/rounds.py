@@ -34,7 +34,7 @@ from penstock.errors import Aborted, PenstockError, Unavailable
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.jobs.iteration.ordering import BatchProjection, ConsumerBatch, iter_in_order
 from penstock.spark.errors import first_line, translate_spark_errors
-from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.labels import interrupt_jobs, label_jobs
 from penstock.spark.parallelism import default_parallelism, work_frame, work_session
 from penstock.spark.tasks import begin_task, spread
 
@@ -390,7 +390,7 @@ def warm_up(spark: "SparkSession") -> None:
     """Run a round without parts: its Python workers, Arrow and Spark's generated code are then there."""
     tasks = min(default_parallelism(spark), _WARM_TASKS_MAX)
     tag = f"penstock-{SYSTEM.unique_id()}"
-    with translate_spark_errors(), labelled_jobs(spark, "jobs: warm up", tag=tag):
+    with translate_spark_errors(), label_jobs(spark, "jobs: warm up", tag=tag):
         _run_packed(spark, [pickle.dumps(WarmUpRead())] * tasks)
 
 
@@ -432,7 +432,7 @@ class SparkReadJobs:
         accounts = {part.account for part in round_.parts}
         what = f"jobs: read {min(tables)}" if len(tables) == 1 else f"jobs: read {len(tables)} tables"
         account = min(accounts) if len(accounts) == 1 else ""
-        with translate_spark_errors(), labelled_jobs(spark, what, tag=tag, account=account):
+        with translate_spark_errors(), label_jobs(spark, what, tag=tag, account=account):
             return _run_packed(spark, rows)
 
     def interrupt(self, tag: str) -> None:

@@ -118,14 +118,14 @@ class SparkFrames:
         from pyspark import StorageLevel  # here: most processes that run jobs never need Spark
 
         from penstock.spark.arrow_types import spark_schema
-        from penstock.spark.labels import labelled_jobs, without_tags
+        from penstock.spark.labels import label_jobs, without_tags
 
         spark = self._session()
         frame_columns = FrameColumns(scan.schema, choose_columns(scan.schema.table, columns))
         declared = spark_schema(with_deleted(frame_columns.columns), own_names=False)
         what = f"changes of {scan.schema.name} for jobs"
         tag = f"penstock-{SYSTEM.unique_id()}"
-        with _translate_errors(), without_tags(spark), labelled_jobs(spark, what, tag=tag):
+        with _translate_errors(), without_tags(spark), label_jobs(spark, what, tag=tag):
             plan = _plan_parts(spark, scan, columns, frame_columns)
             frame = _open_frame(spark, plan, frame_columns, declared)
             frame = frame.persist(StorageLevel.MEMORY_AND_DISK)

@@ -213,7 +213,7 @@ async def write_again(
         if not found and file.followed and known is not None:  # others are behind it: it is written
             slices = [replace(known, start=file.start, end=file.end, parts=(), rows=0, nbytes=0)]
         if slices:
-            result = await engine.make_file(_made_again(file, slices, options, encoded_at_ms))
+            result = await engine.make_file(_repeat_work(file, slices, options, encoded_at_ms))
             if result.failure is not None:
                 raise _file_failure(file.data_path, result.failure)
 
@@ -266,7 +266,7 @@ def _file_failure(path: str, failure: PenstockError) -> PenstockError:
     return failure
 
 
-def _made_again(
+def _repeat_work(
     file: PendingFile, slices: Sequence[Slice], options: SinkOptions, encoded_at_ms: int
 ) -> DirectFile:
     paths = FilePaths(file.data_path, file.index_path, 0)
@@ -370,7 +370,7 @@ class WriteLoop:
             if target is None:
                 stale.append(task)
             else:
-                placed.append(self._placed(task, *target, began_at))
+                placed.append(self._to_placed_file(task, *target, began_at))
         await self._start_writing(dispatcher_id, placed)
         self._ledger.buffers.finish_begin(dispatcher_id)
         for task in stale:
@@ -492,7 +492,9 @@ class WriteLoop:
         self._jobs.add(file, alone=True)
         self._start_jobs()
 
-    def _placed(self, task: FileTask, target: FileTarget, paths: FilePaths, began_at: float) -> PlacedFile:
+    def _to_placed_file(
+        self, task: FileTask, target: FileTarget, paths: FilePaths, began_at: float
+    ) -> PlacedFile:
         underway = self._underway.setdefault(task.dispatcher.id, deque())
         task.followed = task.followed and paths.number != FIRST_NUMBER
         work = file_work(
