@@ -17,8 +17,9 @@ from penstock.jobs.consumer import Consumer, DataRetriever, DataType, read_net_c
 from penstock.jobs.iteration import range_read
 from penstock.jobs.iteration.ordering import BatchProjection, ConsumerBatch, iter_in_order
 from penstock.jobs.iteration.range_read import RoundReader
-from penstock.jobs.iteration.rounds import ReadRound, ReadRounds, SparkReadJobs, TaskAnswer, warm_up
+from penstock.jobs.iteration.rounds import ReadRound, ReadRounds, SparkReadJobs, warm_up
 from penstock.jobs.iteration.spark_frame import SparkFrames
+from penstock.spark.rounds import TaskResult
 from support.campaign import length
 from support.itemtables import TABLES, item, item_table
 from support.jobworld import job_world
@@ -35,7 +36,7 @@ class CountedJobs(SparkReadJobs):
         super().__init__(lambda: spark)
         self.ran: list[ReadRound] = []
 
-    def run(self, round_: ReadRound, tag: str) -> list[TaskAnswer]:
+    def run(self, round_: ReadRound, tag: str) -> list[TaskResult[Any]]:
         self.ran.append(round_)
         return super().run(round_, tag)
 
@@ -137,7 +138,7 @@ async def test_tables_that_are_due_together_are_read_by_few_jobs(spark: SparkSes
                     await world.delete(f"shop.{name}", 2)
                 await world.until(lambda: all(rows == {1: "b"} for rows in seen.values()))
                 tails = jobs.ran[first:]
-    read = sum(len(round_.parts) for round_ in tails)
+    read = sum(len(round_.pieces) for round_ in tails)
     assert read >= 12
     assert len(tails) < read / 2, "tables did not share rounds"
     assert "read" not in local.new

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,9 @@ from penstock.jobs.iteration.rounds import (
     ReadRounds,
     ReadTask,
     RoundPart,
-    TaskAnswer,
 )
 from penstock.settings import JobsSettings
+from penstock.spark.rounds import TaskResult
 from support.itemtables import item, item_table
 from support.jobdoubles import WorldSource, iteration_of, job_row
 from support.tableworld import TableWorld
@@ -63,11 +64,11 @@ class HereJobs:
         self.interrupted: list[str] = []
         self._fault = fault
 
-    def run(self, round_: ReadRound, tag: str) -> list[TaskAnswer]:
+    def run(self, round_: ReadRound, tag: str) -> list[TaskResult[Any]]:
         del tag
         self.rounds.append(round_)
         self._fault(round_)
-        works = tuple((number, part.work) for number, part in enumerate(round_.parts))
+        works = tuple((number, part.work) for number, part in enumerate(round_.pieces))
         return list(ReadTask(works, self._patience_s, threads=4).run())
 
     def interrupt(self, tag: str) -> None:
@@ -106,7 +107,7 @@ def read_all(jobs: HereJobs, parts: Sequence[RoundPart]) -> list[PartAnswer]:
 def test_a_hundred_tables_with_few_changes_are_one_job(world: TableWorld) -> None:
     jobs = HereJobs()
     read_all(jobs, [part_of(world) for _ in range(100)])
-    assert [len(round_.parts) for round_ in jobs.rounds] == [100]
+    assert [len(round_.pieces) for round_ in jobs.rounds] == [100]
     assert len(jobs.rounds[0].tasks) == 2, "every core has a task"
 
 
@@ -117,7 +118,7 @@ def test_accounts_take_turns(world: TableWorld) -> None:
     queue.add(part_of(world, account="b"))
     taken = queue.take(cores=1)
     assert taken is not None
-    assert {part.account for part in taken.parts} == {"a", "b"}
+    assert {part.account for part in taken.pieces} == {"a", "b"}
     assert len(queue), "a round has a bound"
 
 
@@ -126,10 +127,10 @@ def test_long_reads_of_one_account_leave_a_job_and_a_core_to_others(world: Table
     for _ in range(20):
         queue.add(part_of(world, account="ann", nbytes=LARGE_BYTES))
     alone = _take_all(queue, cores=4)
-    assert [part.account for round_ in alone for part in round_.parts] == ["ann"] * 8
+    assert [part.account for round_ in alone for part in round_.pieces] == ["ann"] * 8
     queue.add(part_of(world, account="bob", nbytes=LARGE_BYTES))
     (others,) = _take_all(queue, cores=4)
-    assert others.parts[0].account == "bob", "beside what runs already"
+    assert others.pieces[0].account == "bob", "beside what runs already"
     queue.finish(others)
     for round_ in alone[:5]:
         queue.finish(round_)
@@ -150,11 +151,11 @@ def test_slow_reads_of_one_account_do_not_delay_those_of_another(world: TableWor
             queue.add(late)
         queue.add(slow)
     (second,) = _take_all(queue, cores=2)
-    assert [part.account for part in second.parts] == ["bob"]
+    assert [part.account for part in second.pieces] == ["bob"]
     queue.finish(second)
     queue.finish(first)
     (third,) = _take_all(queue, cores=2)
-    assert [part.account for part in third.parts] == ["ann"]
+    assert [part.account for part in third.pieces] == ["ann"]
 
 
 def _take_all(queue: ReadQueue, cores: int) -> list[ReadRound]:
@@ -180,7 +181,7 @@ def test_a_large_part_has_a_job_of_its_own_and_nobody_waits_for_it(world: TableW
     small_is_there.set()
     first.answer.result(WAIT_S)
     rounds.close()
-    assert {round_.lane: len(round_.parts) for round_ in jobs.rounds} == {
+    assert {round_.lane: len(round_.pieces) for round_ in jobs.rounds} == {
         ReadLane.LARGE: 1,
         ReadLane.SMALL: 1,
     }

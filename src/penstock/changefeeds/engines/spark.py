@@ -34,7 +34,7 @@ from penstock.changefeeds.engines.engine import (
     WriteResult,
 )
 from penstock.changefeeds.engines.files import write_files
-from penstock.changefeeds.engines.rounds import Rounds, SparkJobs
+from penstock.changefeeds.engines.rounds import FileRounds, SparkFileJobs
 from penstock.clock import SYSTEM
 from penstock.errors import Unavailable
 from penstock.eventloop import call_in_thread
@@ -194,11 +194,11 @@ class SparkEngine:
         changefeed: str = "",
         account: str = "",
         threads: int = 16,
-        rounds: Rounds | None = None,
+        rounds: FileRounds | None = None,
     ) -> None:
         self._spark = spark
         self._own_rounds = rounds is None
-        self._rounds = rounds or Rounds(SparkJobs(lambda: spark))
+        self._rounds = rounds or FileRounds(SparkFileJobs(lambda: spark))
         self._target = target
         self._changefeed = changefeed or account
         self._account = account

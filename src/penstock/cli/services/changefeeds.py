@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock import tracing
 from penstock.changefeeds.engines.engine import SinkEngine
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.engines.rounds import Rounds, SparkJobs, warm_up
+from penstock.changefeeds.engines.rounds import FileRounds, SparkFileJobs, warm_up
 from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder, create_configured_changefeeds
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.cli.service import print_ready, run_until_signalled, serve_metrics
@@ -69,9 +69,11 @@ async def _run(
                 rounds=rounds,
             )
 
-        rounds = Rounds(SparkJobs(session.get))
-
+        rounds = FileRounds(SparkFileJobs(session.get))
         start_spark = session.start if settings.engine == "spark" else None
         runner = ChangefeedRunner(settings, feeds, open_engine, owner=owner, on_owned=start_spark)
         with tracing.configure(settings.tracing, cluster_id=client.cluster_id, service="changefeeds"):
-            await runner.run(until_idle=until_idle)
+            try:
+                await runner.run(until_idle=until_idle)
+            finally:
+                rounds.close()

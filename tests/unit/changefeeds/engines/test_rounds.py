@@ -18,17 +18,18 @@ from penstock.changefeeds.engines import rounds as rounds_module
 from penstock.changefeeds.engines.engine import DirectFile, DirectResult, FileWork
 from penstock.changefeeds.engines.rounds import (
     LARGE_BYTES,
+    FileQueue,
+    FileRound,
+    FileRounds,
     Lane,
-    Round,
     RoundFile,
-    RoundQueue,
-    Rounds,
     RoundTask,
-    TaskResult,
+    rules_of,
 )
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError, StaleRead, Unavailable
 from penstock.object_storage import REQUEST_S, StorageRef, put_timeout_s
+from penstock.spark.rounds import TaskResult
 
 TARGET = StorageRef("memory://")
 
@@ -51,12 +52,12 @@ def waiting(name: str, weight: int = 1000, *, account: str = "a") -> RoundFile:
     return RoundFile(name, account, TARGET, direct(name, weight))
 
 
-def names(round_: Round | None) -> list[str]:
-    return [] if round_ is None else sorted(file.key for file in round_.files)
+def names(round_: FileRound | None) -> list[str]:
+    return [] if round_ is None else sorted(file.key for file in round_.pieces)
 
 
 def test_files_that_wait_together_share_a_job() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     for name in "abc":
         queue.add(waiting(name))
     assert names(queue.take(cores=2)) == ["a", "b", "c"]
@@ -64,7 +65,7 @@ def test_files_that_wait_together_share_a_job() -> None:
 
 
 def test_few_small_files_are_one_task_and_many_use_the_cores() -> None:
-    few, many = RoundQueue(), RoundQueue()
+    few, many = FileQueue(), FileQueue()
     for number in range(8):
         few.add(waiting(f"few{number}"))
     for number in range(100):
@@ -76,7 +77,7 @@ def test_few_small_files_are_one_task_and_many_use_the_cores() -> None:
 
 
 def test_a_large_file_has_a_job_of_its_own() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     queue.add(waiting("small"))
     queue.add(waiting("large", LARGE_BYTES))
     first, second = queue.take(cores=2), queue.take(cores=2)
@@ -85,7 +86,7 @@ def test_a_large_file_has_a_job_of_its_own() -> None:
 
 @pytest.mark.parametrize(("seconds", "lane"), [(0.4, Lane.FAST), (1.9, Lane.SLOW), (20.0, Lane.STUCK)])
 def test_the_next_file_goes_into_the_lane_that_the_last_was_fit_for(seconds: float, lane: Lane) -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     queue.add(first := waiting("a"))
     round_ = queue.take(cores=2)
     assert round_ is not None
@@ -103,7 +104,7 @@ def test_the_next_file_goes_into_the_lane_that_the_last_was_fit_for(seconds: flo
 
 
 def test_slow_files_keep_no_fast_ones_waiting_and_leave_cores_to_them() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     slow = [waiting(f"slow{number}") for number in range(200)]
     for file in slow:
         file.tries = 2
@@ -112,19 +113,19 @@ def test_slow_files_keep_no_fast_ones_waiting_and_leave_cores_to_them() -> None:
     first, second = queue.take(cores=8), queue.take(cores=8)
     assert names(first) == ["fast"]
     assert second is not None
-    assert (second.lane, len(second.tasks), len(second.files)) == (Lane.STUCK, 1, 200)
+    assert (second.lane, len(second.tasks), len(second.pieces)) == (Lane.STUCK, 1, 200)
     assert queue.take(cores=8) is None
 
 
 def test_an_account_with_many_files_leaves_room_for_others() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     for number in range(2000):
         queue.add(waiting(f"many{number}", account="many"))
     queue.add(waiting("few", account="few"))
     assert "few" in names(queue.take(cores=2))
 
 
-def _take_all(queue: RoundQueue, cores: int) -> list[Round]:
+def _take_all(queue: FileQueue, cores: int) -> list[FileRound]:
     taken = []
     while (round_ := queue.take(cores)) is not None:
         taken.append(round_)
@@ -132,7 +133,7 @@ def _take_all(queue: RoundQueue, cores: int) -> list[Round]:
 
 
 def test_files_of_one_account_that_hang_leave_a_job_and_a_core_to_others() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     for number in range(20):
         queue.add(waiting(f"ann{number}", LARGE_BYTES, account="ann"))
     alone = _take_all(queue, cores=4)
@@ -149,7 +150,7 @@ def test_files_of_one_account_that_hang_leave_a_job_and_a_core_to_others() -> No
 
 
 def test_a_train_of_files_takes_not_every_core_from_other_accounts() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     queue.add(waiting("bob", account="bob"))
     for file in train(9, LARGE_BYTES):
         queue.add(file)
@@ -157,7 +158,7 @@ def test_a_train_of_files_takes_not_every_core_from_other_accounts() -> None:
 
 
 def test_slow_files_of_one_account_do_not_delay_those_of_another() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
 
     def add(name: str, account: str) -> None:
         file = waiting(name, account=account)
@@ -177,7 +178,7 @@ def test_slow_files_of_one_account_do_not_delay_those_of_another() -> None:
 
 
 def test_jobs_that_run_are_limited() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     running = []
     for number in range(20):
         queue.add(waiting(f"large{number}", LARGE_BYTES))
@@ -194,7 +195,7 @@ def test_jobs_that_run_are_limited() -> None:
 
 @pytest.mark.parametrize(("cores", "tasks"), [(1, 1), (2, 2), (3, 2), (8, 7)])
 def test_large_files_leave_a_core_to_the_others(cores: int, tasks: int) -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     for file in train(20, LARGE_BYTES):
         queue.add(file)
     for number in range(20):
@@ -209,7 +210,7 @@ def test_large_files_leave_a_core_to_the_others(cores: int, tasks: int) -> None:
 
 
 def test_of_two_cores_large_files_have_one_while_there_are_small_ones() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     queue.add(waiting("small"))
     for number in range(3):
         queue.add(waiting(f"large{number}", LARGE_BYTES))
@@ -222,7 +223,7 @@ def test_of_two_cores_large_files_have_one_while_there_are_small_ones() -> None:
 
 
 def test_a_large_file_that_was_left_is_made_among_those_that_hang() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     queue.add(first := waiting("a", LARGE_BYTES))
     round_ = queue.take(cores=2)
     assert round_ is not None
@@ -230,14 +231,14 @@ def test_a_large_file_that_was_left_is_made_among_those_that_hang() -> None:
     queue.finish(round_, [first], {first: 60.0})
     again = queue.take(cores=2)
     assert again is not None
-    assert (again.lane, again.files, queue.take(cores=2)) == (Lane.STUCK, [first], None)
+    assert (again.lane, again.pieces, queue.take(cores=2)) == (Lane.STUCK, [first], None)
     queue.add(waiting("a", LARGE_BYTES))  # of the same dispatcher: it would hang too
     assert queue.take(cores=2) is None
     queue.finish(again, [], {first: 20.0})
     after = queue.take(cores=2)
     assert after is not None
     assert after.lane is Lane.STUCK, "it was queued when the first one had not ended"
-    queue.finish(after, [], {after.files[0]: 20.0})
+    queue.finish(after, [], {after.pieces[0]: 20.0})
     queue.add(waiting("a", LARGE_BYTES))
     last = queue.take(cores=2)
     assert last is not None
@@ -245,19 +246,19 @@ def test_a_large_file_that_was_left_is_made_among_those_that_hang() -> None:
 
 
 def test_a_dispatcher_is_as_slow_as_the_slowest_of_its_files() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     files_ = train(3, 1000)
     for file in files_:
         queue.add(file)
     round_ = queue.take(cores=2)
     assert round_ is not None
-    assert len(round_.files) == 3
+    assert len(round_.pieces) == 3
     queue.finish(round_, [], {files_[0]: 8.0, files_[1]: 0.1, files_[2]: 0.0})
     queue.add(RoundFile("d", "a", TARGET, direct("d9")))
     again = queue.take(cores=2)
     assert again is not None
     assert again.lane is Lane.SLOW
-    queue.finish(again, [], {again.files[0]: 0.0})
+    queue.finish(again, [], {again.pieces[0]: 0.0})
     queue.add(RoundFile("d", "a", TARGET, direct("d10")))
     kept = queue.take(cores=2)
     assert kept is not None
@@ -269,15 +270,15 @@ SENT = st.tuples(st.integers(0, 9), st.sampled_from([10, 5_000_000, LARGE_BYTES]
 
 @given(st.lists(SENT, max_size=80), st.randoms(use_true_random=False))
 def test_every_file_ends_once_and_what_is_left_comes_again(sent, random) -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     for number, (key, weight, account) in enumerate(sent):
         queue.add(waiting(f"{key}/{number}", weight, account=account))
     ended: list[str] = []
-    running: list[Round] = []
+    running: list[FileRound] = []
     for _ in range(10_000):
         round_ = queue.take(cores=3)
         if round_ is not None:
-            assert len(round_.files) <= 512
+            assert len(round_.pieces) <= 512
             assert len(round_.tasks) <= 3 or round_.lane is Lane.LARGE
             assert all(round_.tasks)
             running.append(round_)
@@ -285,18 +286,18 @@ def test_every_file_ends_once_and_what_is_left_comes_again(sent, random) -> None
         if not running:
             break
         round_ = running.pop(random.randrange(len(running)))
-        left = [file for file in round_.files if random.random() < 0.3]
+        left = [file for file in round_.pieces if random.random() < 0.3]
         for file in left:
             file.tries += 1
-        queue.finish(round_, left, {file: random.choice([0.1, 5.0, 20.0]) for file in round_.files})
-        ended += [file.key for file in round_.files if file not in left]
+        queue.finish(round_, left, {file: random.choice([0.1, 5.0, 20.0]) for file in round_.pieces})
+        ended += [file.key for file in round_.pieces if file not in left]
     assert sorted(ended) == sorted(f"{key}/{number}" for number, (key, _, _) in enumerate(sent))
     assert queue.idle
 
 
 @pytest.mark.parametrize("weight", [1000, LARGE_BYTES])
 def test_files_of_a_dispatcher_are_made_together_or_after_each_other(weight: int) -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     files_ = train(7, weight)
     for file in files_:
         queue.add(file)
@@ -306,15 +307,15 @@ def test_files_of_a_dispatcher_are_made_together_or_after_each_other(weight: int
         for tasks in round_.tasks:
             assert list(tasks) == sorted(tasks, key=files_.index)
         assert weight < LARGE_BYTES or [len(task) for task in round_.tasks] == [1] * len(round_.tasks)
-        assert len(round_.files) > 1 or not made or len(made) == 6
-        made += sorted(round_.files, key=files_.index)
+        assert len(round_.pieces) > 1 or not made or len(made) == 6
+        made += sorted(round_.pieces, key=files_.index)
         queue.finish(round_, (), {})
     assert made == files_
     assert queue.idle
 
 
 def test_files_behind_one_that_hangs_hold_no_core_while_it_is_tried_again() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     files_ = train(3, 1000)
     for file in files_:
         queue.add(file)
@@ -324,12 +325,12 @@ def test_files_behind_one_that_hangs_hold_no_core_while_it_is_tried_again() -> N
     queue.finish(round_, files_, {files_[0]: 2.0})
     again = queue.take(cores=2)
     assert again is not None
-    assert (again.lane, again.files) == (Lane.SLOW, [files_[0]])
+    assert (again.lane, again.pieces) == (Lane.SLOW, [files_[0]])
     assert queue.take(cores=2) is None
     queue.finish(again, (), {files_[0]: 0.1})
     rest = queue.take(cores=2)
     assert rest is not None
-    assert sorted(rest.files, key=files_.index) == files_[1:]
+    assert sorted(rest.pieces, key=files_.index) == files_[1:]
 
 
 def test_a_file_is_put_when_the_one_before_is_there(tmp_path: Path) -> None:
@@ -502,19 +503,19 @@ class JobDouble:
 
     def __init__(self, answer: Callable[[RoundFile, int], TaskResult]) -> None:
         self._answer = answer
-        self.rounds: list[Round] = []
+        self.rounds: list[FileRound] = []
         self.interrupted: list[str] = []
         self.hold = threading.Event()
         self.hold.set()
         self.began = threading.Event()
 
-    def run(self, round_: Round, tag: str) -> list[TaskResult]:
+    def run(self, round_: FileRound, tag: str) -> list[TaskResult]:
         self.rounds.append(round_)
         self.began.set()
         assert self.hold.wait(30)
         if tag in self.interrupted:
             raise Unavailable("interrupted")
-        return [self._answer(file, number) for number, file in enumerate(round_.files)]
+        return [self._answer(file, number) for number, file in enumerate(round_.pieces)]
 
     def interrupt(self, tag: str) -> None:
         self.interrupted.append(tag)
@@ -525,7 +526,7 @@ def done(file: RoundFile, number: int) -> TaskResult:
     return TaskResult(number, DirectResult(rows=1), 0.01)
 
 
-async def make(rounds: Rounds, name: str, weight: int = 1000) -> DirectResult:
+async def make(rounds: FileRounds, name: str, weight: int = 1000) -> DirectResult:
     return await rounds.make_file(TARGET, direct(name, weight), changefeed="feed", account="a")
 
 
@@ -535,7 +536,7 @@ async def test_callers_share_a_round_and_each_has_its_own_result() -> None:
         return TaskResult(number, DirectResult(rows=len(file.key), failure=failure), 0.01)
 
     jobs = JobDouble(answer)
-    rounds = Rounds(jobs)
+    rounds = FileRounds(jobs)
     good, bad, other = await asyncio.gather(make(rounds, "x"), make(rounds, "bad"), make(rounds, "yyy"))
     rounds.close()
     assert (good.rows, other.rows, str(bad.failure)) == (len("feed/x"), len("feed/yyy"), "no")
@@ -544,7 +545,7 @@ async def test_callers_share_a_round_and_each_has_its_own_result() -> None:
 
 async def test_what_a_task_has_left_is_made_in_the_next_lane_and_given_up_after_some_tries() -> None:
     jobs = JobDouble(lambda file, number: TaskResult(number, None, 2.0, "put the file"))
-    rounds = Rounds(jobs)
+    rounds = FileRounds(jobs)
     result = await make(rounds, "hangs")
     rounds.close()
     assert isinstance(result.failure, Unavailable)
@@ -565,7 +566,7 @@ async def test_a_file_whose_request_was_given_up_is_made_again_and_one_that_was_
         again = tried.count(file.key) > 1 and "hangs" not in file.key
         return TaskResult(number, made if again else silent, 0.1 if "refused" in file.key else 30.0)
 
-    rounds = Rounds(JobDouble(answer))
+    rounds = FileRounds(JobDouble(answer))
     late, refused, hangs = await asyncio.gather(
         *(make(rounds, name) for name in ("late", "refused", "hangs"))
     )
@@ -575,18 +576,18 @@ async def test_a_file_whose_request_was_given_up_is_made_again_and_one_that_was_
 
 
 def test_a_round_waits_longer_than_the_requests_of_its_files() -> None:
-    queue = RoundQueue()
+    queue = FileQueue()
     queue.add(waiting("large", 96 * 1024 * 1024))
     round_ = queue.take(cores=2)
     assert round_ is not None
-    assert round_.rules.patience_s > put_timeout_s(96 * 1024 * 1024)
+    assert rules_of(round_).patience_s > put_timeout_s(96 * 1024 * 1024)
     queue.add(stuck := waiting("small"))
     stuck.tries = 2
-    queue = RoundQueue()
+    queue = FileQueue()
     queue.add(stuck)
     round_ = queue.take(cores=2)
     assert round_ is not None
-    assert round_.rules.patience_s > put_timeout_s(1000) == REQUEST_S
+    assert rules_of(round_).patience_s > put_timeout_s(1000) == REQUEST_S
 
 
 async def test_a_job_that_fails_fails_its_files_and_no_others() -> None:
@@ -595,7 +596,7 @@ async def test_a_job_that_fails_fails_its_files_and_no_others() -> None:
             raise PenstockError("the job failed")
         return done(file, number)
 
-    rounds = Rounds(JobDouble(answer))
+    rounds = FileRounds(JobDouble(answer))
     large, small = await asyncio.gather(make(rounds, "large", LARGE_BYTES), make(rounds, "small"))
     rounds.close()
     assert (str(large.failure), small.rows) == ("the job failed", 1)
@@ -604,7 +605,7 @@ async def test_a_job_that_fails_fails_its_files_and_no_others() -> None:
 async def test_a_cancelled_call_waits_for_its_job_and_interrupts_one_that_nobody_else_waits_for() -> None:
     jobs = JobDouble(done)
     jobs.hold.clear()
-    rounds = Rounds(jobs)
+    rounds = FileRounds(jobs)
     calls = [asyncio.create_task(make(rounds, name)) for name in "ab"]
     assert await asyncio.to_thread(jobs.began.wait, 30)
     calls[0].cancel()
@@ -619,7 +620,7 @@ async def test_a_cancelled_call_waits_for_its_job_and_interrupts_one_that_nobody
 
 async def test_a_cancelled_call_before_its_job_costs_no_job() -> None:
     jobs = JobDouble(done)
-    rounds = Rounds(jobs, gather_s=0.2)
+    rounds = FileRounds(jobs, gather_s=0.2)
     call = asyncio.create_task(make(rounds, "a"))
     await asyncio.wait([call], timeout=0)
     call.cancel()
@@ -642,7 +643,7 @@ async def test_a_file_that_fails_fails_those_behind_it_and_what_comes_later_is_m
         written.add(path)
         return TaskResult(number, DirectResult(rows=1), 0.01)
 
-    rounds = Rounds(JobDouble(answer), gather_s=0.0)
+    rounds = FileRounds(JobDouble(answer), gather_s=0.0)
     answers = [
         asyncio.ensure_future(rounds.make_file(TARGET, file.direct, changefeed="c", account="a"))
         for file in same_dispatcher(3)
