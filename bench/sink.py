@@ -29,6 +29,7 @@ from penstock.changefeeds.engines.engine import (
     Chunk,
     DirectFile,
     DirectResult,
+    EncodedSlice,
     EncodeWork,
     FileWork,
     SinkEngine,
@@ -172,6 +173,10 @@ class SlowStorage(ObjectStorage):
         return super().names(folder, after=after)
 
 
+def _chunk(segment: int, number: int, piece: Slice) -> Chunk:
+    return Chunk(segment, number, piece.start, piece.end, piece.rows, piece.nbytes)
+
+
 class PreparedEngine:
     """Hands out payloads that were encoded before, and writes them to a slow remote; implements Engine."""
 
@@ -188,12 +193,9 @@ class PreparedEngine:
     def event_bytes(self) -> int:
         return len(self._lines)
 
-    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+    async def encode(self, work: Sequence[EncodeWork]) -> list[EncodedSlice]:
         segment = next(self._segments)
-        return [
-            [Chunk(segment, number, item.slice.start, item.slice.end, item.slice.rows, item.slice.nbytes)]
-            for number, item in enumerate(work)
-        ]
+        return [EncodedSlice([_chunk(segment, number, item.slice)]) for number, item in enumerate(work)]
 
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         loop = asyncio.get_running_loop()
@@ -202,7 +204,7 @@ class PreparedEngine:
         )
 
     async def make_file(self, file: DirectFile) -> DirectResult:
-        chunks = [chunk for chunks in await self.encode(file.work) for chunk in chunks]
+        chunks = [chunk for encoded in await self.encode(file.work) for chunk in encoded.chunks]
         (result,) = await self.write([replace(file.file, chunks=tuple(chunks))])
         return DirectResult(len(chunks), sum(chunk.nbytes for chunk in chunks), result.nbytes)
 

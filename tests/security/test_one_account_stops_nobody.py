@@ -16,7 +16,13 @@ from prometheus_client import REGISTRY
 from penstock.changefeeds import run as changefeed_run
 from penstock.changefeeds import runner as changefeed_runner
 from penstock.changefeeds.commands import create_changefeed, pause_changefeed, resume_changefeed
-from penstock.changefeeds.engines.engine import Chunk, DirectFile, DirectResult, EncodeWork, SinkEngine
+from penstock.changefeeds.engines.engine import (
+    DirectFile,
+    DirectResult,
+    EncodedSlice,
+    EncodeWork,
+    SinkEngine,
+)
 from penstock.changefeeds.engines.local import LocalEngine
 from penstock.changefeeds.model import ChangefeedState
 from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder
@@ -316,7 +322,7 @@ class _HangingEngine(LocalEngine):
         await self._threads.call(self._hang)
         return await super().make_file(file)
 
-    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+    async def encode(self, work: Sequence[EncodeWork]) -> list[EncodedSlice]:
         await self._threads.call(self._hang)
         return await super().encode(work)
 

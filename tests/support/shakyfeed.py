@@ -5,7 +5,7 @@ import random  # noqa: TID251 - only the type; the simulation's seed decides the
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
-from penstock.changefeeds.engines.engine import Chunk, EncodeWork
+from penstock.changefeeds.engines.engine import EncodedSlice, EncodeWork
 from penstock.changefeeds.engines.local import Hook, LocalEngine
 from penstock.changefeeds.model import DispatcherRecord, DoneDdls, LeftOutTable, PendingFile
 from penstock.errors import Unavailable
@@ -60,9 +60,9 @@ class WeighingEngine(LocalEngine):
         self._largest = 0
         self.excess = 0
 
-    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+    async def encode(self, work: Sequence[EncodeWork]) -> list[EncodedSlice]:
         made = await super().encode(work)
-        sizes = [sum(chunk.nbytes for chunk in chunks) for chunks in made]
+        sizes = [sum(chunk.nbytes for chunk in encoded.chunks) for encoded in made]
         self._largest = max([self._largest, *sizes])
         self.excess = max(self.excess, self.held_bytes - self._quota - self._largest)
         return made

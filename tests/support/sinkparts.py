@@ -12,6 +12,7 @@ from penstock.changefeeds.engines.engine import (
     Chunk,
     DirectFile,
     DirectResult,
+    EncodedSlice,
     EncodeWork,
     FileWork,
     WriteResult,
@@ -126,10 +127,13 @@ class RowlessEngine:
         self._file_ratio = file_ratio
         self._clock = clock
         self._latency_s = latency_s
+        self.pace = clock or SYSTEM  # by which it says how long a slice took
         self.encoding = Gate()
         self.encoding_of: dict[str, Gate] = {}  # of single dispatchers, besides
         self.writing = Gate()
         self.failing: set[str] = set()  # dispatchers whose files fail
+        self.final: set[str] = set()  # those of them for good
+        self.refused: Counter[str] = Counter()
         self.slow: set[str] = set()  # dispatchers whose files that are made of slices do not end
         self.tried: dict[str, list[EncodeWork]] = {}  # of files that are made of slices, by dispatcher
         self.encode_jobs: list[list[Slice]] = []
@@ -141,15 +145,18 @@ class RowlessEngine:
         self._ends: dict[str, Position] = {}
         self._under_way: Counter[str] = Counter()
 
-    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
+    async def encode(self, work: Sequence[EncodeWork]) -> list[EncodedSlice]:
         self.encode_jobs.append([task.slice for task in work])
         segment = len(self.encode_jobs)
         await self.encoding.enter()
+        encoded = []
         for task in work:
+            began_at = self.pace.monotonic()
             if task.slice.dispatcher.id in self.encoding_of:
                 await self.encoding_of[task.slice.dispatcher.id].enter()
-        encoded = [self._chunks(segment, task.slice) for task in work]
-        if any(encoded):
+            chunks = self._chunks(segment, task.slice)
+            encoded.append(EncodedSlice(chunks, self.pace.monotonic() - began_at))
+        if any(slice_.chunks for slice_ in encoded):
             self.segments.add(segment)
         return encoded
 
@@ -204,7 +211,9 @@ class RowlessEngine:
 
     def _write(self, file: FileWork) -> WriteResult:
         if file.dispatcher_id in self.failing:
-            return WriteResult(file.data_path, 0, "the remote refused it")
+            self.refused[file.dispatcher_id] += 1
+            final = file.dispatcher_id in self.final
+            return WriteResult(file.data_path, 0, "the remote refused it", final=final)
         for chunk in file.chunks:
             assert chunk.start >= self._ends.get(file.dispatcher_id, chunk.start), "written out of order"
             self._ends[file.dispatcher_id] = chunk.end
@@ -357,6 +366,7 @@ class SinkWorld:
         self._clock = clock
         self.told: list[str] = []
         self.engine = engine or RowlessEngine()
+        self.engine.pace = clock
         self.files = PlainFiles(self.told)
         self.progress = KeptInMemory()
         self.options = sink_options(**options)

@@ -15,7 +15,13 @@ from pathlib import PurePath
 from penstock import errors
 from penstock.errors import Invalid, PenstockError, StaleRead, Unavailable
 
-__all__ = ["as_penstock_error", "first_line", "hide_worker_traceback", "translate_spark_errors"]
+__all__ = [
+    "SessionEnded",
+    "as_penstock_error",
+    "first_line",
+    "hide_worker_traceback",
+    "translate_spark_errors",
+]
 
 NOT_SHARED = (
     "executors do not see the folder that the driver writes to; give a folder that is mounted at the same"
@@ -30,7 +36,12 @@ _STALE = re.compile(
     r"; the oldest that can be read is (?P<oldest>\d+): (?P<remedy>.*)"
 )
 _ENDED = "the Spark session has ended; build a new one and repeat the call"
+
 _EXECUTOR_PYTHON = "set spark.python to an interpreter there that has Penstock's dependencies"
+
+
+class SessionEnded(Unavailable):
+    """The Spark session is gone. Build a new one, and repeat what was done with it."""
 
 
 @contextmanager
@@ -77,7 +88,7 @@ def as_penstock_error(error: BaseException) -> PenstockError | None:
         match = pattern.search(text)
         if match:
             return explain(match)
-    return Unavailable(_ENDED) if _is_of_dead_java(error) or _is_of_lost_server(error) else None
+    return SessionEnded(_ENDED) if _is_of_dead_java(error) or _is_of_lost_server(error) else None
 
 
 _LOST_SERVER = re.compile(
@@ -163,10 +174,10 @@ _KNOWN: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], PenstockError]], 
         re.compile(
             r"stopped SparkContext|SparkContext (?:was|has been|is) (?:already )?(?:shut ?down|stopped)"
         ),
-        lambda _: Unavailable(_ENDED),
+        lambda _: SessionEnded(_ENDED),
     ),
     (
         re.compile(r"Answer from Java side is empty|Error while sending or receiving"),
-        lambda _: Unavailable(_ENDED),
+        lambda _: SessionEnded(_ENDED),
     ),
 )

@@ -93,7 +93,7 @@ def work(spark: SparkSession, session: "SupervisedSession", path: Path) -> dict[
 
     async def write() -> list[str]:
         engine = SparkEngine(session.get(), target, account="billing")
-        (chunks,) = await engine.encode([encode])
+        ((chunks, _),) = await engine.encode([encode])
         names = {"data_path": "1.json", "index_path": "1.index"}
         results = await engine.write([FileWork(dispatcher_id="1", chunks=tuple(chunks), **names)])
         await engine.release(chunks[0].segment)

@@ -324,7 +324,7 @@ class SinkJobs:
 
     def encode(self) -> None:
         """Encode it, for files of several chunks, one of them of both slices."""
-        first, second = eventloop.run(self.engine.encode(self.work))
+        (first, _), (second, _) = eventloop.run(self.engine.encode(self.work))
         assert len(first) > 4
         middle = len(first) // 2
         for number, chunks in enumerate((first[:middle], [*first[middle:], *second])):

@@ -102,7 +102,7 @@ async def test_executors_make_the_chunks_and_files_of_one_process(
     engine = SparkEngine(spark, target)
     counts = RowCounts("spark")
     before = persisted(spark)
-    first, second = [(await engine.encode([each]))[0] for each in work]
+    first, second = [(await engine.encode([each]))[0].chunks for each in work]
     expected = [payloads(each) for each in work]
     assert len(first) > 1, "several chunks, or there is no order to get wrong"
     assert [[chunk.nbytes for chunk in chunks] for chunks in (first, second)] == [
@@ -224,7 +224,7 @@ async def test_plans_are_the_same_from_round_to_round_and_few_bytes_need_no_shuf
     for number, work in enumerate(halves(world)):
         with plans_of_jobs(monkeypatch) as plans:
             made = await engine.make_file(DirectFile(file_of(f"made{number}"), (work,)))
-            (chunks,) = await engine.encode([work])
+            ((chunks, _),) = await engine.encode([work])
             written = await engine.write([file_of(f"written{number}", *chunks)])
         assert (made.failure, [each.error for each in written]) == (None, [""])
         rounds.append(plans)
@@ -247,7 +247,9 @@ async def test_many_slices_are_encoded_by_one_job(
 ) -> None:
     work = halves(world)
     engine = SparkEngine(spark, target)
-    chunks = await engine.encode(work)
+    encoded = await engine.encode(work)
+    chunks = [each.chunks for each in encoded]
+    assert all(each.seconds > 0 for each in encoded)
     assert [[chunk.nbytes for chunk in each] for each in chunks] == [
         [len(payload) for payload in payloads(each)] for each in work
     ]
@@ -262,7 +264,8 @@ async def test_slices_without_rows_leave_nothing_behind(
     engine = SparkEngine(spark, target)
     before = persisted(spark)
     counts = RowCounts("spark")
-    assert await engine.encode([replace(each, options=nothing) for each in halves(world)]) == [[], []]
+    encoded = await engine.encode([replace(each, options=nothing) for each in halves(world)])
+    assert [each.chunks for each in encoded] == [[], []]
     assert persisted(spark) == before
     assert counts.new == {"read": CHANGES}, "the filter has left out all"
     await engine.close()
@@ -272,13 +275,14 @@ async def test_a_file_that_cannot_be_written_does_not_stop_the_others(
     spark: SparkSession, world: ServedWorld, target: StorageRef
 ) -> None:
     engine = SparkEngine(spark, target)
-    (chunks,) = await engine.encode([EncodeWork(sliced(world, START, world.ts), SMALL)])
+    ((chunks, _),) = await engine.encode([EncodeWork(sliced(world, START, world.ts), SMALL)])
     taken, free = file_of("taken", *chunks[:2]), file_of("free", *chunks[2:])
     target.open().write(taken.data_path, b"of somebody else")
     counts = RowCounts("spark")
     bad, good = await engine.write([taken, free])
     assert counts.new == {"write": sum(chunk.rows for chunk in free.chunks)}
     assert "exists with other content" in bad.error
+    assert (bad.final, good.seconds > 0) == (True, True)
     assert target.open().read(taken.index_path) is None, "a file that is not ours is not announced"
     assert not good.error
     again, _ = await engine.write([free, taken])
@@ -290,7 +294,7 @@ async def test_a_payload_that_is_not_what_was_encoded_is_not_written(
     spark: SparkSession, world: ServedWorld, target: StorageRef
 ) -> None:
     engine = SparkEngine(spark, target)
-    (chunks,) = await engine.encode([EncodeWork(sliced(world, START, world.ts), SMALL)])
+    ((chunks, _),) = await engine.encode([EncodeWork(sliced(world, START, world.ts), SMALL)])
     other = replace(chunks[0], nbytes=chunks[0].nbytes + 1)
     nowhere = replace(chunks[0], number=12345)
     wrong, short, gone = await engine.write(
@@ -299,6 +303,8 @@ async def test_a_payload_that_is_not_what_was_encoded_is_not_written(
     assert "not those that were encoded" in wrong.error
     assert "not those that were encoded" in short.error
     assert "gone from the spool" in gone.error
+    assert wrong.final
+    assert gone.final
     assert target.open().names("") == []
     await engine.close()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from penstock import metrics
 from penstock.changefeeds.codecs.options import EncoderOptions
@@ -57,11 +57,23 @@ class FileWork:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The outcome of a FileWork. `error` is one line; it is empty when data and index are on the remote."""
+    """The outcome of a FileWork. `error` is one line; it is empty when data and index are on the remote.
+
+    An error is `final` when another try would not help. `seconds` is how long this one took.
+    """
 
     data_path: str
     nbytes: int
     error: str = ""
+    final: bool = False
+    seconds: float = field(default=0.0, compare=False)
+
+
+class EncodedSlice(NamedTuple):
+    """The chunks of a slice in the spool, in order, and how long a task took to read and encode it."""
+
+    chunks: list[Chunk]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +124,15 @@ class SinkEngine(Protocol):
 
     A payload that is lost (an executor died) is encoded again from the event store when it is needed, with
     the same rows. A call raises a PenstockError when the work as a whole cannot be done; nothing of it counts
-    then.
+    then. Unavailable and Denied may pass; after SessionEnded the engine cannot be used any more.
     """
 
     @property
     def cores(self) -> int:
         """How many tasks run at once."""
 
-    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
-        """Encode slices into one new segment of the spool; return the chunks of each slice, in order.
+    async def encode(self, work: Sequence[EncodeWork]) -> list[EncodedSlice]:
+        """Encode slices into one new segment of the spool; return what each slice has become, in order.
 
         A slice without rows (all were filtered out) has no chunks.
         """
@@ -154,10 +166,10 @@ class RowCounter:
         self._encoded = metrics.ROWS_TOTAL.labels("encode", engine)
         self._written = metrics.ROWS_TOTAL.labels("write", engine)
 
-    def count_encoded(self, rows_read: int, chunks: Sequence[Sequence[Chunk]]) -> None:
+    def count_encoded(self, rows_read: int, encoded: Sequence[EncodedSlice]) -> None:
         """Count the rows that were read for the chunks of slices, and those in the chunks."""
         self._read.inc(rows_read)
-        self._encoded.inc(sum(chunk.rows for of_slice in chunks for chunk in of_slice))
+        self._encoded.inc(sum(chunk.rows for found in encoded for chunk in found.chunks))
 
     def count_written(self, files: Sequence[FileWork], results: Sequence[WriteResult]) -> None:
         """Count the rows of the files that are on the remote."""

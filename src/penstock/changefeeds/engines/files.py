@@ -28,7 +28,8 @@ from penstock.changefeeds.engines.engine import (
     FileWork,
     WriteResult,
 )
-from penstock.errors import Corrupt, PenstockError
+from penstock.clock import SYSTEM
+from penstock.errors import Corrupt, Denied, PenstockError, Unavailable
 from penstock.object_storage import ObjectStorage, StorageRef
 
 _ERROR_CHARS_MAX = 500
@@ -113,10 +114,13 @@ def write_files(
 
 
 def _try_write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> WriteResult:
+    began_at = SYSTEM.monotonic()
+    nbytes, failure, final = 0, "", False
     try:
-        return WriteResult(file.data_path, _put(file, payloads(file), storage))
+        nbytes = _put(file, payloads(file), storage)
     except PenstockError as error:
-        return WriteResult(file.data_path, 0, _one_line(error))
+        failure, final = _one_line(error), not isinstance(error, Unavailable | Denied)
+    return WriteResult(file.data_path, nbytes, failure, final, SYSTEM.monotonic() - began_at)
 
 
 def _put(file: FileWork, payloads: Iterable[bytes], storage: ObjectStorage) -> int:

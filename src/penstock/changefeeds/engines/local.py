@@ -11,12 +11,14 @@ from penstock.changefeeds.engines.engine import (
     Chunk,
     DirectFile,
     DirectResult,
+    EncodedSlice,
     EncodeWork,
     FileWork,
     RowCounter,
     WriteResult,
 )
 from penstock.changefeeds.engines.files import encode_slice, make_file, write_files
+from penstock.clock import SYSTEM
 from penstock.errors import Invalid, Unavailable
 from penstock.eventloop import Place, ThreadRunner
 from penstock.object_storage import StorageRef
@@ -76,15 +78,15 @@ class LocalEngine:
         """Drop the payloads of a segment; they are encoded again when they are needed."""
         self._segments[segment].payloads = None
 
-    async def encode(self, work: Sequence[EncodeWork]) -> list[list[Chunk]]:
-        """Encode slices into one new segment; return the chunks of each slice, in order."""
+    async def encode(self, work: Sequence[EncodeWork]) -> list[EncodedSlice]:
+        """Encode slices into one new segment; return what each slice has become, in order."""
         await self._reach("encode")
         number = next(self._numbers)
-        chunks, payloads, rows_read = await self._threads.call(_encode, number, work)
-        self._rows.count_encoded(rows_read, chunks)
+        encoded, payloads, rows_read = await self._threads.call(_encode, number, work)
+        self._rows.count_encoded(rows_read, encoded)
         if payloads:
-            self._segments[number] = _LocalSegment(tuple(work), payloads)
-        return chunks
+            self._segments[number] = _Segment(tuple(work), payloads)
+        return encoded
 
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         """Write files, each data first, then index; one that fails does not stop the others."""
@@ -145,16 +147,18 @@ class LocalEngine:
             await self._at(step)
 
 
-def _encode(segment: int, work: Sequence[EncodeWork]) -> tuple[list[list[Chunk]], list[bytes], int]:
+def _encode(segment: int, work: Sequence[EncodeWork]) -> tuple[list[EncodedSlice], list[bytes], int]:
     """Return the chunks of each slice, all payloads, and how many rows were read."""
     read: list[int] = []
-    chunks: list[list[Chunk]] = []
+    slices: list[EncodedSlice] = []
     payloads: list[bytes] = []
     for item in work:
-        chunks.append([])
+        began_at = SYSTEM.monotonic()
+        chunks: list[Chunk] = []
         for encoded in encode_slice(item, read.append):
             size = len(encoded.payload)
             positions = encoded.start, encoded.end
-            chunks[-1].append(Chunk(segment, len(payloads), *positions, encoded.rows, size, encoded.traced))
+            chunks.append(Chunk(segment, len(payloads), *positions, encoded.rows, size, encoded.traced))
             payloads.append(encoded.payload)
-    return chunks, payloads, sum(read)
+        slices.append(EncodedSlice(chunks, SYSTEM.monotonic() - began_at))
+    return slices, payloads, sum(read)

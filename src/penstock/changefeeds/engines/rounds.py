@@ -2,8 +2,8 @@
 
 A task reads, encodes and writes its files with some threads. A file does not wait for others that are
 slower: each lane has rounds of its own, and a dispatcher's next file goes into the lane that its last one
-was fit for. A task leaves files unfinished when none of its files has gone on for a while; they are made again in the
-next lane.
+was fit for. A task leaves files unfinished when none of its files has gone on for a while; they are made
+again in the next lane.
 
 Files of one dispatcher that are large are made at the same time, by the tasks of one job, which start in
 order. A task puts its file when the one before it is on the remote.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import count, groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from penstock.changefeeds.engines.engine import (
     Chunk,
     DirectFile,
     DirectResult,
+    EncodedSlice,
     FileWork,
     RowCounter,
     Traced,
@@ -36,12 +37,12 @@ from penstock.changefeeds.engines.engine import (
 from penstock.changefeeds.engines.files import write_files
 from penstock.changefeeds.engines.rounds import FileRounds, SparkFileJobs
 from penstock.clock import SYSTEM
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.eventloop import call_in_thread
 from penstock.follow.slices import Phase, Position
 from penstock.object_storage import StorageRef
-from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
-from penstock.spark.labels import interrupt_jobs, label_jobs
+from penstock.spark.errors import first_line, hide_worker_traceback, translate_spark_errors
+from penstock.spark.labels import interrupt_jobs, labelled_jobs
 from penstock.spark.parallelism import default_parallelism, work_frame, work_session
 from penstock.spark.tasks import begin_task, spread
 
@@ -70,7 +71,7 @@ CHUNK_COLUMNS = (
     "which int, part int, number long, start_ts long, start_handle binary, start_phase int, end_ts long,"
     " end_handle binary, end_phase int, rows long, nbytes long, traced binary, payload binary"
 )
-RESULT_COLUMNS = "number int, data_path string, nbytes long, error string"
+RESULT_COLUMNS = "number int, data_path string, nbytes long, error string, final boolean, seconds double"
 
 _CHUNKS = pa.schema(
     [
@@ -89,15 +90,23 @@ _CHUNKS = pa.schema(
         ("payload", pa.binary()),
     ]
 )
-_ROWS_READ = -1
-"""`which` of the row that has, as `rows`, how many rows a task has read, and no chunk."""
+_READ = -1
+"""`which` of a row that has no chunk, but what a task has done for slice `part`: how many `rows` it has read,
+and as `nbytes` in how many microseconds."""
 _PLACES = pa.schema(
     [("number", pa.int64()), ("place", pa.int64()), ("task", pa.int32()), ("work", pa.binary())]
 )
 _PAYLOAD_COLUMNS = ("place", "nbytes", "payload", "work")
 DESCRIPTORS = tuple(name for name in _CHUNKS.names if name != "payload")
 _RESULTS = pa.schema(
-    [("number", pa.int32()), ("data_path", pa.string()), ("nbytes", pa.int64()), ("error", pa.string())]
+    [
+        ("number", pa.int32()),
+        ("data_path", pa.string()),
+        ("nbytes", pa.int64()),
+        ("error", pa.string()),
+        ("final", pa.bool_()),
+        ("seconds", pa.float64()),
+    ]
 )
 
 
@@ -111,10 +120,11 @@ def chunk_batch(which: int, part: int, number: int, encoded: "EncodedChunk") -> 
     return _one_row(_CHUNKS, [*row, len(encoded.payload), traced, packed])
 
 
-def rows_read_batch(rows_read: int) -> pa.RecordBatch:
-    """Return a row that tells how many rows a task has read: a filter may leave no chunk of them."""
+def read_batch(which: int, rows_read: int, seconds: float) -> pa.RecordBatch:
+    """Return a row that tells what a task has read of a slice: a filter may leave no chunk of that."""
     position = [0, None, 0]
-    return _one_row(_CHUNKS, [_ROWS_READ, 0, _ROWS_READ, *position, *position, rows_read, 0, b"", b""])
+    microseconds = int(seconds * 1e6)
+    return _one_row(_CHUNKS, [_READ, which, _READ, *position, *position, rows_read, microseconds, b"", b""])
 
 
 def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes, bytes | None]]:
@@ -129,18 +139,15 @@ def read_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, byte
             yield place, pa.decompress(payload.as_buffer(), nbytes, codec=_CODEC, asbytes=True), work
 
 
-def read_chunks(
-    descriptors: pa.Table, segment: int
-) -> tuple[dict[int, list[tuple[tuple[int, int], Chunk]]], int]:
-    """Return the chunks of each slice, each with its key (part, number) in the order of the slice.
-
-    Also returns how many rows all tasks have read.
-    """
+def read_chunks(descriptors: pa.Table, segment: int, slices: int) -> tuple[list[EncodedSlice], int]:
+    """Return what each of so many slices has become, and how many rows all tasks have read."""
     chunks: dict[int, list[tuple[tuple[int, int], Chunk]]] = {}
+    seconds: dict[int, float] = {}  # of the task that worked longest on a slice
     rows_read = 0
     for row in descriptors.to_pylist():
-        if row["which"] == _ROWS_READ:
+        if row["which"] == _READ:
             rows_read += row["rows"]
+            seconds[row["part"]] = max(seconds.get(row["part"], 0.0), row["nbytes"] / 1e6)
             continue
         chunk = Chunk(
             segment=segment,
@@ -152,7 +159,13 @@ def read_chunks(
             traced=_unpack_traced(row["traced"]),
         )
         chunks.setdefault(row["which"], []).append(((row["part"], row["number"]), chunk))
-    return chunks, rows_read
+    encoded = [
+        EncodedSlice(
+            [chunk for _, chunk in sorted(chunks.get(which, []), key=itemgetter(0))], seconds.get(which, 0.0)
+        )
+        for which in range(slices)
+    ]
+    return encoded, rows_read
 
 
 def _unpack_traced(packed: bytes) -> Traced:
@@ -161,16 +174,19 @@ def _unpack_traced(packed: bytes) -> Traced:
 
 def result_batch(number: int, result: WriteResult) -> pa.RecordBatch:
     """Return a row with the result of file `number`."""
-    return _one_row(_RESULTS, [number, result.data_path, result.nbytes, result.error])
+    row = [number, result.data_path, result.nbytes, result.error, result.final, result.seconds]
+    return _one_row(_RESULTS, row)
 
 
 def read_results(rows: pa.Table, files: Sequence[FileWork]) -> list[WriteResult]:
     """Return the result of each file, in their order; a file without a row had no payloads and has failed."""
     by_number = {
-        row["number"]: WriteResult(row["data_path"], row["nbytes"], row["error"]) for row in rows.to_pylist()
+        row["number"]: WriteResult(*(row[name] for name in _RESULTS.names[1:])) for row in rows.to_pylist()
     }
     return [
-        by_number.get(number, WriteResult(file.data_path, 0, "its payloads are gone from the spool"))
+        by_number.get(
+            number, WriteResult(file.data_path, 0, "its payloads are gone from the spool", final=True)
+        )
         for number, file in enumerate(files)
     ]
 
@@ -211,12 +227,12 @@ class SparkEngine:
         self._segment_bytes: dict[int, int] = {}
         self._jobs = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-sink-job")
 
-    async def encode(self, work: "Sequence[EncodeWork]") -> list[list[Chunk]]:
-        """Encode slices on executors into one new segment; return the chunks of each slice, in order."""
+    async def encode(self, work: "Sequence[EncodeWork]") -> list[EncodedSlice]:
+        """Encode slices on executors into one new segment; return what each slice has become, in order."""
         what = f"encode {len(work)} slices"
-        chunks, rows_read = await self._run(what, lambda: self._encode(next(self._numbers), tuple(work)))
-        self._rows.count_encoded(rows_read, chunks)
-        return chunks
+        encoded, rows_read = await self._run(what, lambda: self._encode(next(self._numbers), tuple(work)))
+        self._rows.count_encoded(rows_read, encoded)
+        return encoded
 
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         """Write files on executors, each data first, then index; one that fails does not stop the others."""
@@ -267,17 +283,22 @@ class SparkEngine:
 
     def _run_labelled(self, what: str, tag: str, job: Callable[[], T]) -> T:
         name = f"changefeed {self._changefeed}: {what}" if self._changefeed else what
-        with translate_spark_errors(), label_jobs(self._spark, name, tag=tag, account=self._account):
-            return job()
+        try:
+            with translate_spark_errors(), labelled_jobs(self._spark, name, tag=tag, account=self._account):
+                return job()
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise Unavailable(f"Spark failed: {first_line(error)}; it is tried again") from error
 
-    def _encode(self, segment: int, work: "tuple[EncodeWork, ...]") -> tuple[list[list[Chunk]], int]:
+    def _encode(self, segment: int, work: "tuple[EncodeWork, ...]") -> tuple[list[EncodedSlice], int]:
         parts = [
             EncodeTask(item, which, number, part.rows)
             for which, item in enumerate(work)
             for number, part in enumerate(item.slice.parts)
         ]
         if not parts:
-            return [[] for _ in work], 0
+            return [EncodedSlice([]) for _ in work], 0
         tasks = spread(parts, self._tasks(), weight=lambda part: part.rows)
         # Spark keeps equal frames once: the name of the segment keeps that of another engine apart.
         name = f"{self._id}/{segment}"
@@ -286,18 +307,17 @@ class SparkEngine:
         frame = frame.mapInArrow(_encode_rows, CHUNK_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
         self._segments[segment] = frame
         try:
-            chunks, rows_read = read_chunks(frame.select(*DESCRIPTORS).toArrow(), segment)
+            encoded, rows_read = read_chunks(frame.select(*DESCRIPTORS).toArrow(), segment, len(work))
         except BaseException:
             self._segments.pop(segment).unpersist()
             raise
-        self._segment_bytes[segment] = sum(chunk.nbytes for found in chunks.values() for _, chunk in found)
-        if not chunks:  # no chunk names the segment, so no caller could release it
+        self._segment_bytes[segment] = sum(chunk.nbytes for found in encoded for chunk in found.chunks)
+        if not any(
+            found.chunks for found in encoded
+        ):  # no chunk names the segment, so no caller could release it
             self._segments.pop(segment).unpersist()
             del self._segment_bytes[segment]
-        return [
-            [chunk for _, chunk in sorted(chunks.get(which, []), key=itemgetter(0))]
-            for which in range(len(work))
-        ], rows_read
+        return encoded, rows_read
 
     def _write(self, files: Sequence[FileWork]) -> list[WriteResult]:
         if not files:
@@ -363,14 +383,16 @@ def _encode_parts(task: int, parts: Iterable[EncodeTask]) -> "Iterator[pa.Record
     from penstock.changefeeds.engines.encode import encode_part
 
     numbers = count(task << _PLACE_BITS)
-    read: list[int] = []
-    for part in parts:
-        chunks = retry_when_moved(
-            partial(encode_part, part.work.slice, part.number, part.work.options, read.append)
-        )
-        for encoded in chunks:
-            yield chunk_batch(part.which, part.number, next(numbers), encoded)
-    yield rows_read_batch(sum(read))
+    for which, of_slice in groupby(parts, key=attrgetter("which")):
+        read: list[int] = []
+        began_at = SYSTEM.monotonic()
+        for part in of_slice:
+            chunks = retry_when_moved(
+                partial(encode_part, part.work.slice, part.number, part.work.options, read.append)
+            )
+            for encoded in chunks:
+                yield chunk_batch(which, part.number, next(numbers), encoded)
+        yield read_batch(which, sum(read), SYSTEM.monotonic() - began_at)
 
 
 def _nbytes(file: FileWork) -> int:
@@ -434,7 +456,10 @@ def write_in_order(
 def _write_file(file: FileWork, payloads: list[bytes], target: StorageRef) -> WriteResult:
     if [len(payload) for payload in payloads] != [chunk.nbytes for chunk in file.chunks]:
         return WriteResult(
-            file.data_path, 0, "the payloads are not those that were encoded; the file is not written"
+            file.data_path,
+            0,
+            "the payloads are not those that were encoded; the file is not written",
+            final=True,
         )
     (result,) = write_files([file], lambda _: payloads, target, threads=1)
     return result

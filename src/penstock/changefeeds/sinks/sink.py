@@ -142,7 +142,7 @@ class Sink(Protocol):
 
     @property
     def failing(self) -> Mapping[str, FailingDispatcher]:
-        """The dispatchers whose files cannot be written now and are tried again."""
+        """The dispatchers whose changes cannot be encoded or written now and are tried again."""
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         """Forget a dispatcher that has drained."""

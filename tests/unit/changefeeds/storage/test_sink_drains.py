@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from penstock.errors import Unavailable
+from penstock.errors import Corrupt, Unavailable
 from penstock.follow.ddl_events import DdlEvent
 from penstock.testing.clock import ManualClock
 from support.sinkparts import SinkWorld, remote_silent
@@ -93,7 +93,7 @@ async def test_a_drain_covers_many_files_of_its_dispatcher() -> None:
 async def test_a_failed_write_holds_the_drain_and_then_fails_it_and_acknowledges_nothing() -> None:
     world = SinkWorld(clock=ManualClock())
     running = world.run()
-    world.engine.failing = {"1"}
+    world.engine.failing = world.engine.final = {"1"}
     world.add(1, 5)
     drain = world.drain(1, 7)
     await world.until(lambda: "1" in world.sink.failing)
@@ -113,11 +113,11 @@ async def test_a_failed_write_holds_the_drain_and_then_fails_it_and_acknowledges
 async def test_a_failed_encode_fails_the_drain() -> None:
     world = SinkWorld(clock=ManualClock())
     running = world.run()
-    world.engine.encoding.error = remote_silent()
+    world.engine.encoding.error = Corrupt("an object is damaged")
     world.add(1, 5)
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(Corrupt, match="is damaged"):
         await world.drain(1, 7)
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(Corrupt, match="is damaged"):
         await running
     assert world.told == []
     await world.sink.close()

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from penstock.errors import Fenced, Unavailable
+from penstock.errors import Corrupt, Fenced, Unavailable
 from penstock.follow.ddl_events import DdlEvent
+from penstock.spark.errors import SessionEnded
 from penstock.testing.clock import ManualClock
-from support.sinkparts import RowlessEngine, SinkWorld, dispatcher, remote_silent
+from support.sinkparts import Gate, RowlessEngine, SinkWorld, dispatcher, remote_silent
 
 DDL = DdlEvent(commit_ts=9, type=0, query="", database="shop")
 
@@ -35,15 +36,64 @@ async def test_a_file_that_cannot_be_written_is_written_later_and_the_others_of_
         assert not world.sink.failing
 
 
-async def test_a_file_of_the_spool_that_fails_again_and_again_ends_the_sink() -> None:
+async def test_a_file_of_the_spool_that_fails_again_and_again_delays_its_dispatcher_only() -> None:
+    async with SinkWorld(clock=ManualClock()) as world:
+        world.engine.failing = {"1"}
+        world.add(1, 5, 1000)
+        await world.until_after(60, lambda: world.engine.refused["1"] >= 6)
+        assert "could not be written" in str(world.sink.failing["1"].error)
+        world.add(2, 5, 1000)
+        await world.until_after(1, lambda: "d2@5 flushed" in world.told)
+        assert "d1@5 flushed" not in world.told
+        world.engine.failing.clear()
+        await world.until_after(60, lambda: "d1@5 flushed" in world.told)
+        assert not world.sink.failing
+
+
+async def test_a_file_whose_payloads_are_gone_for_good_ends_the_sink() -> None:
     clock = ManualClock()
     world = SinkWorld(clock=clock)
     running = world.run()
-    world.engine.failing = {"1"}
+    world.engine.failing = world.engine.final = {"1"}
     world.add(1, 5, 1000)
     await world.until_after(60, running.done)
     await failed(world)
     assert "d1@5 flushed" not in world.told
+
+
+async def test_slices_that_cannot_be_encoded_delay_their_dispatchers_only() -> None:
+    """Whichever jobs they come into; and their order is kept."""
+    async with SinkWorld(clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        for name in ("1", "3"):
+            world.engine.encoding_of[name] = Gate()
+            world.engine.encoding_of[name].error = remote_silent()
+        for number in range(5):
+            world.add(number, 5, 1000)
+        await world.until(lambda: sum("flushed" in each for each in world.told) == 3)
+        world.add(1, 6, 1000)
+        world.add(2, 6, 1000)
+        await world.until(lambda: "d2@6 flushed" in world.told)
+        await world.until(lambda: set(world.sink.failing) == {"1", "3"})
+        assert "changes of shop.items could not be encoded" in str(world.sink.failing["1"].error)
+        for gate in world.engine.encoding_of.values():
+            gate.error = None
+        await world.until_after(120, lambda: {"d1@6 flushed", "d3@5 flushed"} <= set(world.told))
+        assert world.told.index("d1@5 flushed") < world.told.index("d1@6 flushed")
+        assert not world.sink.failing
+
+
+async def test_files_of_a_write_job_that_fails_are_written_by_others() -> None:
+    async with SinkWorld(clock=ManualClock(), spool_disk_quota=1_000_000) as world:
+        world.engine.writing.shut()
+        for number in range(4):
+            world.add(number, 5, 1000)
+        await world.until(lambda: world.engine.writing.waiting >= 1)
+        world.engine.writing.error = remote_silent()
+        world.engine.writing.open()
+        await world.until(lambda: bool(world.sink.failing))
+        world.engine.writing.error = None
+        await world.until_after(60, lambda: sum("flushed" in each for each in world.told) == 4)
+        assert not world.sink.failing
 
 
 async def test_a_dispatcher_whose_place_is_not_found_waits_alone() -> None:
@@ -59,15 +109,15 @@ async def test_a_dispatcher_whose_place_is_not_found_waits_alone() -> None:
 
 async def test_after_a_failure_events_are_ignored_and_calls_for_ddls_raise() -> None:
     world = SinkWorld(clock=ManualClock())
-    world.engine.encoding.error = remote_silent()
+    world.engine.encoding.error = Corrupt("an object is damaged")
     world.add(1, 5)
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(Corrupt, match="is damaged"):
         await world.run()
     world.engine.encoding.error = None
     world.add(2, 5)
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(Corrupt, match="is damaged"):
         await world.sink.pass_block_event(dispatcher(2), DDL)
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(Corrupt, match="is damaged"):
         await world.sink.write_block_event(DDL)
     await world.sink.close()
     assert world.told == []
@@ -80,7 +130,7 @@ async def test_a_failure_anywhere_ends_the_sink(where: str) -> None:
     if where == "begin":
         world.progress.error = Fenced("another process has the changefeed")
     elif where == "write":
-        world.engine.writing.error = remote_silent()
+        world.engine.writing.error = SessionEnded("the session has ended")
     elif where == "release":
 
         async def release(segment: int) -> None:
@@ -129,9 +179,9 @@ async def test_the_first_failure_is_the_one_that_is_raised() -> None:
     world.engine.writing.shut()
     world.add(1, 5, 1000)
     await world.until(lambda: world.engine.writing.waiting == 1)
-    world.engine.encoding.error = Unavailable("first")
+    world.engine.encoding.error = Corrupt("first")
     world.add(2, 5)
-    with pytest.raises(Unavailable, match="first"):
+    with pytest.raises(Corrupt, match="first"):
         await running
     await world.sink.close()
 

@@ -1,18 +1,28 @@
 """Which work of dispatchers is done in one job. Pure."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Generic, TypeVar
 
 W = TypeVar("W")
 
 LARGE_BYTES = 16 * 1024 * 1024
 """Work of so many expected bytes has a job of its own: others would wait until it is done."""
-_SLOW_S = 2.0
-_SLOW_MAX = 10_000  # dispatchers that are remembered as slow
+_SLOW_TIMES = 3  # so many times what a quarter of the dispatchers take at most is slow
+_SLOW_MIN_S = 0.2  # what takes no longer is not slow
+_KNOWN_MAX = 4096  # dispatchers whose last work is remembered
 _JOB_ITEMS = 512
 _JOB_BYTES = 256 * 1024 * 1024
+
+
+class JobKind(Enum):
+    """What shares no slots with what: slow work does not keep large work waiting, nor the other way round."""
+
+    SHARED = auto()
+    LARGE = auto()
+    SLOW = auto()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,14 +30,21 @@ class DispatcherJob(Generic[W]):
     """Work that one job does; of one dispatcher if it is `alone`."""
 
     work: tuple[W, ...]
-    alone: bool
+    kind: JobKind
+
+    @property
+    def alone(self) -> bool:
+        """Whether it shares the job with no other dispatcher."""
+        return self.kind is not JobKind.SHARED
 
 
 class JobQueue(Generic[W]):
     """Work that waits for a job, divided by size and pace: a job answers when all of its work is done.
 
     Small work shares jobs: while these are busy more comes, and the next one is larger. Large work has a job
-    of its own, and so has that of a dispatcher whose last job was slow, until one is not.
+    of its own, and so has that of a dispatcher whose last work was slow, until it is not. Slow is what takes
+    several times as long as the work of the fastest quarter of the dispatchers: when all take long, nobody
+    keeps anybody waiting.
     """
 
     def __init__(
@@ -36,51 +53,79 @@ class JobQueue(Generic[W]):
         dispatcher_of: Callable[[W], str],
         weigh: Callable[[W], int],
         shared_max: int,
-        alone_max: int,
+        large_max: int,
+        slow_max: int,
         bytes_max: int = _JOB_BYTES,
     ) -> None:
-        """At most `shared_max` jobs, each of about `bytes_max`, are shared at a time, and `alone_max` are of
-        one dispatcher.
+        """At most `shared_max` jobs, each of about `bytes_max`, are shared at a time; `large_max` are of
+        large work, and `slow_max` of slow dispatchers.
         """
         self._dispatcher_of = dispatcher_of
         self._weigh = weigh
-        self._free = {False: shared_max, True: alone_max}  # jobs that may start, by `alone`
+        self._free = {JobKind.SHARED: shared_max, JobKind.LARGE: large_max, JobKind.SLOW: slow_max}
         self._bytes_max = bytes_max
-        self._shared: deque[W] = deque()
-        self._alone: deque[W] = deque()
-        self._slow: OrderedDict[str, None] = OrderedDict()
+        self._waiting: dict[JobKind, deque[W]] = {kind: deque() for kind in JobKind}
+        self._halves: deque[tuple[W, ...]] = deque()  # of shared jobs that have failed
+        self._seconds: OrderedDict[str, float] = OrderedDict()  # of the last small work of each dispatcher
+        self._slow_s = _SLOW_MIN_S
 
     def add(self, work: W, *, alone: bool = False) -> None:
         """Queue some work; `alone`: it must share no job."""
-        apart = alone or self._weigh(work) >= LARGE_BYTES or self._dispatcher_of(work) in self._slow
-        (self._alone if apart else self._shared).append(work)
+        if self._weigh(work) >= LARGE_BYTES:
+            kind = JobKind.LARGE
+        elif alone or self._seconds.get(self._dispatcher_of(work), 0.0) > self._slow_s:
+            kind = JobKind.SLOW
+        else:
+            kind = JobKind.SHARED
+        self._waiting[kind].append(work)
 
     def take(self) -> DispatcherJob[W] | None:
         """Return the next job; None when nothing waits, or enough jobs run."""
-        if self._alone and self._free[True]:
-            self._free[True] -= 1
-            return DispatcherJob((self._alone.popleft(),), alone=True)
-        if not self._shared or not self._free[False]:
+        for kind in (JobKind.LARGE, JobKind.SLOW):
+            if self._waiting[kind] and self._free[kind]:
+                self._free[kind] -= 1
+                return DispatcherJob((self._waiting[kind].popleft(),), kind)
+        if not self._free[JobKind.SHARED]:
             return None
-        self._free[False] -= 1
+        work = self._halves.popleft() if self._halves else self._take_shared()
+        if not work:
+            return None
+        self._free[JobKind.SHARED] -= 1
+        return DispatcherJob(work, JobKind.SHARED)
+
+    def _take_shared(self) -> tuple[W, ...]:
+        shared = self._waiting[JobKind.SHARED]
         work: list[W] = []
         nbytes = 0
-        while self._shared and len(work) < _JOB_ITEMS:
-            nbytes += self._weigh(self._shared[0])
+        while shared and len(work) < _JOB_ITEMS:
+            nbytes += self._weigh(shared[0])
             if work and nbytes > self._bytes_max:
                 break
-            work.append(self._shared.popleft())
-        return DispatcherJob(tuple(work), alone=False)
+            work.append(shared.popleft())
+        return tuple(work)
 
-    def finish(self, job: DispatcherJob[W], seconds: float) -> None:
-        """End a job that took so many seconds; another one may start."""
-        self._free[job.alone] += 1
-        self._learn(map(self._dispatcher_of, job.work), slow=seconds > _SLOW_S)
+    def finish(self, job: DispatcherJob[W], seconds: Sequence[float]) -> None:
+        """End a job; another one may start. `seconds` is how long each piece of its work took."""
+        self._free[job.kind] += 1
+        if job.kind is JobKind.LARGE:  # how long that takes is a matter of its size
+            return
+        for work, took_s in zip(job.work, seconds, strict=True):
+            dispatcher_id = self._dispatcher_of(work)
+            self._seconds[dispatcher_id] = took_s
+            self._seconds.move_to_end(dispatcher_id)
+        while len(self._seconds) > _KNOWN_MAX:
+            self._seconds.popitem(last=False)
+        fast_s = sorted(self._seconds.values())[(len(self._seconds) - 1) // 4]
+        self._slow_s = max(_SLOW_MIN_S, _SLOW_TIMES * fast_s)
 
-    def _learn(self, dispatcher_ids: Iterable[str], *, slow: bool) -> None:
-        for dispatcher_id in dispatcher_ids:
-            self._slow.pop(dispatcher_id, None)
-            if slow:
-                self._slow[dispatcher_id] = None
-        while len(self._slow) > _SLOW_MAX:
-            self._slow.popitem(last=False)
+    def fail(self, job: DispatcherJob[W]) -> W | None:
+        """End a job that has failed as a whole; return its work if that is one piece.
+
+        Otherwise it is done again in two jobs, so that what fails is found, and the rest is done.
+        """
+        self._free[job.kind] += 1
+        if len(job.work) == 1:
+            return job.work[0]
+        half = len(job.work) // 2
+        self._halves += (job.work[:half], job.work[half:])
+        return None

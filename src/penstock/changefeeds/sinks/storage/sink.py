@@ -141,8 +141,8 @@ class StorageSink:
 
     @property
     def failing(self) -> Mapping[str, FailingDispatcher]:
-        """The dispatchers whose files cannot be written now and are tried again."""
-        return self._writing.failing
+        """The dispatchers whose changes cannot be encoded or written now and are tried again."""
+        return {**self._encoding.retries.failing, **self._writing.retries.failing}
 
     async def remove_dispatcher(self, dispatcher_id: str) -> None:
         """Forget a dispatcher. Nothing of it is written after the return.
@@ -196,14 +196,15 @@ class StorageSink:
         self._closing = True
         try:
             if self._running and not self._ended:
-                self._writing.close()
+                self._encoding.retries.close()
+                self._writing.retries.close()
                 await self._notifier.wait_for(
                     lambda: self._ended or self._ledger.shards.idle or bool(self.failing)
                 )
                 self._ledger.buffers.flush()
                 self._writing.changed.notify()
                 await self._notifier.wait_for(
-                    lambda: self._ended or self._ledger.buffers.active <= len(self.failing)
+                    lambda: self._ended or self._ledger.buffers.active <= len(self._writing.retries.failing)
                 )
                 await self._checkpoints.write()
                 for failing in self.failing.values():

@@ -7,7 +7,7 @@ each is acknowledged when it is done, whatever the others do.
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,22 +39,73 @@ from penstock.eventloop import Notifier, TaskScope, ThreadRunner, WakeUp
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.slices import Slice
 from penstock.retry import EQUAL_JITTER, BackoffPolicy
+from penstock.spark.errors import SessionEnded
 
 _log = logging.getLogger(__name__)
 
 _SHARED_JOBS_MAX = 2
-_ALONE_JOBS_MAX = 4
+_LARGE_JOBS_MAX = 4
+_SLOW_JOBS_MAX = 4
 _WRITE_JOBS_MAX = 8
 _FILES_MAX = 4096  # that are written at the same time
 _RECORD_FILES_MAX = 512  # in one transaction
-_SPOOLED_TRIES_MAX = 4
+_FINAL_TRIES_MAX = 4
 _BACKOFF = BackoffPolicy(base_s=0.5, cap_s=60.0, jitter=EQUAL_JITTER)
+
+
+def may_pass(error: PenstockError) -> bool:
+    """Return whether waiting may help: the remote may answer again, and credentials may be replaced."""
+    return isinstance(error, Unavailable | Denied) and not isinstance(error, SessionEnded)
+
+
+def _slow_jobs_max(engine: SinkEngine) -> int:
+    """Return how many jobs of slow dispatchers may run: each holds a core, and one is left to the others."""
+    return min(_SLOW_JOBS_MAX, max(1, engine.cores - 1))
+
+
+class Retries:
+    """Pauses before work of dispatchers is tried again, and which dispatchers wait for that."""
+
+    def __init__(self, metrics: SinkMetrics, on_progress: Callable[[], None], clock: Clock) -> None:
+        self._metrics = metrics
+        self._on_progress = on_progress
+        self._clock = clock
+        self._closing = False
+        self.failing: dict[str, FailingDispatcher] = {}
+        """Dispatchers whose work cannot be done now."""
+
+    async def pause(self, dispatcher_id: str, table: str, error: PenstockError, tries: int) -> None:
+        """Wait after so many failures in a row; after `close` for ever, which the end of the sink ends.
+
+        Raises a failure that waiting cannot help.
+        """
+        if not may_pass(error):
+            raise error
+        known = self.failing.get(dispatcher_id)
+        since = self._clock.monotonic() if known is None else known.since
+        self.failing[dispatcher_id] = FailingDispatcher(error, since)
+        facts = {"changefeed": self._metrics.changefeed, "table": table, "error": str(error)}
+        _log.warning("a table cannot be written and is tried again", extra={**facts, "tries": tries})
+        self._on_progress()
+        await self._clock.sleep(_BACKOFF.delay_s(tries, self._clock.random()))
+        if self._closing:
+            await asyncio.get_running_loop().create_future()
+
+    def clear(self, dispatcher_id: str) -> None:
+        """Take note that work of a dispatcher was done."""
+        self.failing.pop(dispatcher_id, None)
+
+    def close(self) -> None:
+        """Try nothing again from now on."""
+        self._closing = True
 
 
 class EncodeLoop:
     """Takes what waits in the shards, and runs encode jobs of what has to go through the spool.
 
-    A batch goes on when its own job has ended, and what needs no job at once.
+    A batch goes on when its own job has ended, and what needs no job at once. When a job fails, its batches
+    are encoded again in smaller ones: one that fails alone is tried again after pauses that grow, and only
+    its dispatcher waits.
     """
 
     def __init__(
@@ -82,9 +133,12 @@ class EncodeLoop:
             dispatcher_of=lambda batch: batch.dispatcher_id,
             weigh=lambda batch: batch.expected_bytes,
             shared_max=_SHARED_JOBS_MAX,
-            alone_max=_ALONE_JOBS_MAX,
+            large_max=_LARGE_JOBS_MAX,
+            slow_max=_slow_jobs_max(engine),
             bytes_max=ledger.take_bytes,
         )
+        self._tries: Counter[str] = Counter()  # that have failed in a row, by dispatcher
+        self.retries = Retries(metrics, on_progress, clock)
         self.changed = WakeUp(clock)  # there is more in the shards, or more room in the spool
 
     async def run(self) -> None:
@@ -104,15 +158,40 @@ class EncodeLoop:
         work = [self._work(event) for batch in job.work for event in batch.events]
         began_at = self._clock.monotonic()
         with self._metrics.stage("encode"):
-            chunks = await self._engine.encode(work)
-            assert len(chunks) == len(work), "an engine gives the chunks of each slice"
-        seconds = self._clock.monotonic() - began_at
-        self._metrics.encode_seconds.observe(seconds)
-        in_order = iter(chunks)
+            try:
+                encoded = await self._engine.encode(work)
+            except PenstockError as error:
+                self._fail(job, error)
+                return
+            assert len(encoded) == len(work), "an engine gives the chunks of each slice"
+        self._metrics.encode_seconds.observe(self._clock.monotonic() - began_at)
+        in_order = iter(encoded)
+        seconds: list[float] = []
         for batch in job.work:
-            self._ledger.finish_encode(batch, list(islice(in_order, len(batch.events))))
+            found = list(islice(in_order, len(batch.events)))
+            self._ledger.finish_encode(batch, [slice_.chunks for slice_ in found])
+            seconds.append(sum(slice_.seconds for slice_ in found))
+            self.retries.clear(batch.dispatcher_id)
+            self._tries.pop(batch.dispatcher_id, None)
         self._jobs.finish(job, seconds)
         self._on_progress()
+
+    def _fail(self, job: DispatcherJob[EncodeBatch], error: PenstockError) -> None:
+        """Have the batches of a job that failed encoded again; raise what does not pass."""
+        if not may_pass(error):
+            raise error
+        alone = self._jobs.fail(job)
+        if alone is not None:
+            self._tasks.start(self._encode_later(alone, error))
+        self._on_progress()
+
+    async def _encode_later(self, batch: EncodeBatch, error: PenstockError) -> None:
+        table = batch.events[0].slice.schema.name
+        self._tries[batch.dispatcher_id] += 1
+        failure = Unavailable(f"changes of {table} could not be encoded: {error}")
+        await self.retries.pause(batch.dispatcher_id, table, failure, self._tries[batch.dispatcher_id])
+        self._jobs.add(batch, alone=True)
+        self.changed.notify()
 
     def _work(self, event: DmlEvent) -> EncodeWork:
         return encode_work(event.slice, self._options, self._clock)
@@ -323,15 +402,14 @@ class WriteLoop:
             dispatcher_of=lambda file: file.task.dispatcher.id,
             weigh=lambda file: file.task.nbytes,
             shared_max=_SHARED_JOBS_MAX,
-            alone_max=_ALONE_JOBS_MAX,
+            large_max=_LARGE_JOBS_MAX,
+            slow_max=_slow_jobs_max(engine),
             bytes_max=max(options.spool_disk_quota // _WRITE_JOBS_MAX, 1),
         )
         self._underway: dict[str, deque[PlacedFile]] = {}  # stored and not acknowledged, by dispatcher
         self._settled = Notifier()  # a file was acknowledged
-        self._closing = False
         self._warned = False
-        self.failing: dict[str, FailingDispatcher] = {}
-        """Dispatchers whose files cannot be written now."""
+        self.retries = Retries(metrics, on_progress, clock)
         self.changed = WakeUp(clock)  # there is more in the spool, or a file was made due
 
     async def run(self) -> None:
@@ -346,10 +424,6 @@ class WriteLoop:
                     self._tasks.start(self._begin(list(group)))
             deadline = buffers.next_deadline()
             await self.changed.wait(None if deadline is None else deadline - self._clock.monotonic())
-
-    def close(self) -> None:
-        """Try nothing again from now on: what could not be written is written by whoever goes on."""
-        self._closing = True
 
     async def _begin(self, tasks: Sequence[FileTask]) -> None:
         """Place files of one dispatcher, store what they hold, and have them written.
@@ -408,19 +482,8 @@ class WriteLoop:
 
     async def _wait_to_retry(self, task: FileTask, error: PenstockError, tries: int) -> None:
         """Wait after so many failures in a row; raise a failure that waiting cannot help."""
-        if not isinstance(error, Unavailable | Denied):
-            raise error
-        dispatcher_id = task.dispatcher.id
-        known = self.failing.get(dispatcher_id)
-        since = self._clock.monotonic() if known is None else known.since
-        self.failing[dispatcher_id] = FailingDispatcher(error, since)
         self._uncount(task)
-        facts = {"changefeed": self._metrics.changefeed, "table": task.schema.name, "error": str(error)}
-        _log.warning("a file cannot be written and is tried again", extra={**facts, "tries": tries})
-        self._on_progress()
-        await self._clock.sleep(_BACKOFF.delay_s(tries, self._clock.random()))
-        if self._closing:
-            await asyncio.get_running_loop().create_future()  # until the sink has ended
+        await self.retries.pause(task.dispatcher.id, task.schema.name, error, tries)
 
     def _uncount(self, task: FileTask) -> None:
         """Let another file be begun in the place of one that has ended, or failed and waits."""
@@ -457,7 +520,7 @@ class WriteLoop:
 
     def _may_try(self, file: PlacedFile) -> bool:
         """Return whether a file may be given to the engine: it waits for one before it that has failed."""
-        failing = file.task.dispatcher.id in self.failing
+        failing = file.task.dispatcher.id in self.retries.failing
         return not failing or file.before is None or file.before.done
 
     def _start_jobs(self) -> None:
@@ -465,28 +528,37 @@ class WriteLoop:
             self._tasks.start(self._write(job))
 
     async def _write(self, job: DispatcherJob[PlacedFile]) -> None:
-        """Write files out of the spool."""
-        began_at = self._clock.monotonic()
+        """Write files out of the spool; those of a job that fails are written again in smaller ones."""
         with self._metrics.stage("write"):
-            results = await self._engine.write([file.work for file in job.work])
-        self._jobs.finish(job, self._clock.monotonic() - began_at)
-        for file, result in zip(job.work, results, strict=True):
+            try:
+                results = await self._engine.write([file.work for file in job.work])
+            except PenstockError as error:
+                if not may_pass(error):
+                    raise
+                alone = self._jobs.fail(job)
+                if alone is not None:
+                    self._tasks.start(self._write_later(alone, str(error)))
+                results = []
+            else:
+                self._jobs.finish(job, [result.seconds for result in results])
+        for file, result in zip(job.work, results, strict=False):
             if result.error:
                 self._metrics.observe_failure(self._clock.monotonic() - file.began_at)
-                self._tasks.start(self._write_later(file, result.error))
+                self._tasks.start(self._write_later(file, result.error, final=result.final))
             else:
                 self._acknowledge(file, result)
         self._start_jobs()
         self._on_progress()
 
-    async def _write_later(self, file: PlacedFile, error: str) -> None:
+    async def _write_later(self, file: PlacedFile, error: str, *, final: bool = False) -> None:
         """Write a file out of the spool once more.
 
-        After some tries the sink ends: whoever goes on finds out what is there, and makes the file of slices.
+        After some tries with a `final` error the sink ends: whoever goes on finds out what is there, and
+        makes the file of slices.
         """
         failure = Unavailable(f"{file.paths.data_path} could not be written: {error}")
         file.tries += 1
-        if file.tries >= _SPOOLED_TRIES_MAX:
+        if final and file.tries >= _FINAL_TRIES_MAX:
             raise failure
         await self._wait_to_retry(file.task, failure, file.tries)
         self._jobs.add(file, alone=True)
@@ -515,7 +587,7 @@ class WriteLoop:
         """Forget the first files of a dispatcher that are on the remote."""
         dispatcher_id = file.task.dispatcher.id
         self._uncount(file.task)
-        self.failing.pop(dispatcher_id, None)
+        self.retries.clear(dispatcher_id)
         underway = self._underway[dispatcher_id]
         while underway and underway[0].task.done:
             underway.popleft()
@@ -550,7 +622,7 @@ class WriteLoop:
         """Skip a file whose schema version the remote has moved past, and count it as done: TiCDC's rule."""
         self._metrics.count_stale(task.rows)
         self._uncount(task)
-        self.failing.pop(task.dispatcher.id, None)
+        self.retries.clear(task.dispatcher.id)
         if not self._warned:
             self._warned = True
             _log.warning(
