@@ -10,12 +10,13 @@ order. A task puts its file when the one before it is on the remote.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
+from statistics import median
 from typing import Any
 
 from penstock.changefeeds.engines.engine import PUT, DirectFile, DirectResult, FileWork
@@ -51,6 +52,9 @@ _GATHER_S = 0.05  # for which the first file of a round waits for others
 _TRIES_MAX = 4
 _FEW_CORES = 2
 _FAST_S = 0.5  # a file that takes longer keeps the others of its round waiting
+_PROMPT_S = 0.2  # one that takes no longer does not
+_FAST_TIMES = 3  # and one that takes longer than so many times the median of the fast ones does
+_FAST_KNOWN = 64  # fast files whose median it is
 _TURN_WAIT_S = 2.0  # at least, for a file that is not the next one
 _TURN_POLL_S = 0.02  # between looks for the file before, at first
 _TURN_POLL_S_MAX = 0.5
@@ -74,7 +78,9 @@ class Lane(IntEnum):
 
 _MORE_S = 10.0  # for which those that hang wait longer than a request: its own deadline comes first
 _LANES = {
-    Lane.FAST: LaneRules(2.0, threads=8, jobs=2, pieces=_ROUND_FILES, share=1.0, prompt_s=0.2, brief=True),
+    Lane.FAST: LaneRules(
+        2.0, threads=8, jobs=2, pieces=_ROUND_FILES, share=1.0, prompt_s=_PROMPT_S, brief=True
+    ),
     # The last job of these is for an account that has none.
     Lane.SLOW: LaneRules(10.0, threads=32, jobs=2, pieces=_ROUND_FILES, share=0.5),
     Lane.STUCK: LaneRules(REQUEST_S + _MORE_S, threads=32, jobs=2, pieces=_ROUND_FILES),
@@ -134,6 +140,7 @@ class FileQueue(LaneQueue[Lane, RoundFile]):
         super().__init__(_LANES, round_bytes=_ROUND_BYTES, cores_left=_CORES_LEFT)
         self._lanes: OrderedDict[str, Lane] = OrderedDict()  # of dispatchers that are not fast
         self._large_tasks = 0  # of the jobs that run
+        self._took: deque[float] = deque(maxlen=_FAST_KNOWN)  # seconds of the last fast files
         self._unfinished: set[tuple[str, str]] = set()  # keys and paths of files that wait or are made
         self._behind: dict[tuple[str, str], RoundFile] = {}  # files by the one that must come before
 
@@ -243,10 +250,14 @@ class FileQueue(LaneQueue[Lane, RoundFile]):
     def _learn(self, round_: FileRound, left: set[RoundFile], seconds: Mapping[RoundFile, float]) -> None:
         """Remember what the slowest file of each dispatcher was fit for."""
         fit: dict[str, Lane] = {}
+        if round_.lane is Lane.FAST:
+            self._took += (took_s for file, took_s in seconds.items() if took_s > 0 and file not in left)
+        fast_s = min(_FAST_S, max(_PROMPT_S, _FAST_TIMES * median(self._took))) if self._took else _FAST_S
         for file in round_.pieces:
             took_s = seconds.get(file, 0.0)
             if took_s > 0:  # one that was not begun tells nothing
-                fit[file.key] = max(fit.get(file.key, Lane.FAST), _fit_lane(file, took_s, left=file in left))
+                lane = _fit_lane(file, took_s, fast_s, left=file in left)
+                fit[file.key] = max(fit.get(file.key, Lane.FAST), lane)
         for key, lane in fit.items():
             self._lanes.pop(key, None)
             if lane is not Lane.FAST:
@@ -255,10 +266,10 @@ class FileQueue(LaneQueue[Lane, RoundFile]):
             self._lanes.popitem(last=False)
 
 
-def _fit_lane(file: RoundFile, seconds: float, *, left: bool) -> Lane:
+def _fit_lane(file: RoundFile, seconds: float, fast_s: float, *, left: bool) -> Lane:
     if file.is_large:  # how long it takes is a matter of its size
         return Lane.STUCK if left else Lane.FAST
-    if seconds <= _FAST_S:
+    if seconds <= fast_s:
         return Lane.FAST
     return Lane.SLOW if seconds <= _LANES[Lane.SLOW].patience_s else Lane.STUCK
 

@@ -265,6 +265,24 @@ def test_a_dispatcher_is_as_slow_as_the_slowest_of_its_files() -> None:
     assert kept.lane is Lane.SLOW, "a file that was not begun tells nothing"
 
 
+def test_a_dispatcher_that_is_several_times_slower_than_the_others_goes_apart_at_once() -> None:
+    """Also if it is not slow by itself: its round would wait for it each time."""
+    queue = FileQueue()
+    files_ = [waiting(name) for name in "abcdefgh"]
+    for file in files_:
+        queue.add(file)
+    (round_,) = _take_all(queue, cores=2)
+    queue.finish(round_, [], dict.fromkeys(files_, 0.05) | {files_[0]: 0.4})
+    for name in "abc":
+        queue.add(waiting(name))
+    first, second = _take_all(queue, cores=2)
+    assert (names(first), names(second), second.lane) == (["b", "c"], ["a"], Lane.SLOW)
+    queue.finish(second, [], {second.pieces[0]: 0.1})
+    queue.finish(first, [], dict.fromkeys(first.pieces, 0.05))
+    queue.add(waiting("a"))
+    assert [each.lane for each in _take_all(queue, cores=2)] == [Lane.FAST]
+
+
 SENT = st.tuples(st.integers(0, 9), st.sampled_from([10, 5_000_000, LARGE_BYTES]), st.sampled_from("abc"))
 
 
