@@ -1,7 +1,8 @@
 """The storage sink, against Spark's own writers and against itself: `python bench/sink.py [changes]`.
 
 One run measures, on one session: the changes of some tables to files in each format, against
-`DataFrame.write` of the same changes; and a thousand dispatchers before a remote that takes 200 ms for every
+`DataFrame.write` of the same changes; how many wakes and flushes tables keep when another one takes three
+seconds more to encode, or to write; and a thousand dispatchers before a remote that takes 200 ms for every
 request, with dispatchers that go on when their events are in the spool, against such that wait until they are
 on the remote. There rows are encoded beforehand, so that the remote is what everybody waits for.
 """
@@ -12,11 +13,12 @@ import resource
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 from obstore.store import LocalStore
@@ -47,6 +49,7 @@ from penstock.object_storage import ObjectStorage, StorageRef
 from penstock.settings import Settings, SparkSettings
 from penstock.spark.session import build_session
 from spark import load, named
+from support.gate import LateStorage
 from support.sinkparts import KeptInMemory
 
 SLICE = ReadLimit(nbytes=64 * 1024 * 1024)
@@ -55,6 +58,11 @@ REQUEST_S = 0.2
 FILE_BYTES = 256 * 1024
 EVENT_BYTES = 16 * 1024
 WARM_S = 8.0
+PACED_TABLES = 8
+PACED_CHANGES = 20_000
+PIECE_BYTES = 64 * 1024
+SPOOL_FILE_BYTES = 1024 * 1024
+SLOW_S = 3.0
 WRITERS = 128  # requests that the executors of a small cluster have on their way
 LINE = b'{"id":0,"database":"shop","table":"orders","type":"INSERT","data":[{"id":"%012d"}]}\r\n'
 
@@ -276,21 +284,122 @@ def measure_slow_remote(folder: Path, run_s: float) -> None:
     print(f"peak memory of this process: {peak:,.0f} MiB")
 
 
+def pieces_of(table: Source, to_ts: int) -> list[Slice]:
+    """The changes of a table in small slices."""
+    table_id = table.schema.table.id
+    view = TableView(table.schema.name, (Partition(table.storage, table_id),))
+    dispatcher, position = TableSpan.of("bench", table_id), Position(START)
+    pieces: list[Slice] = []
+    while position.ts < to_ts:
+        wanted = SliceRange(dispatcher, position, to_ts, ReadLimit(nbytes=PIECE_BYTES), snapshot=False)
+        piece = plan_slice(view, table.schema, wanted)
+        if piece is None:
+            break
+        pieces.append(piece)
+        position = piece.end
+    return pieces
+
+
+def delay_reads(piece: Slice, storage: LateStorage) -> Slice:
+    """Return a slice whose parts are read from a storage that is late."""
+    parts = tuple(
+        replace(
+            part,
+            table=replace(
+                part.table,
+                partitions=tuple(replace(each, storage=storage) for each in part.table.partitions),
+            ),
+        )
+        for part in piece.parts
+    )
+    return replace(piece, parts=parts)
+
+
+def events_of_others(
+    spark: SparkSession, pieces: Sequence[Sequence[Slice]], target: StorageRef, run_s: float, *, flush: bool
+) -> tuple[float, float]:
+    """Wakes and flushes a second of all tables but the first, each sending as fast as it is woken."""
+    counted = Counter[str]()
+
+    async def dispatch(number: int, sink: StorageSink) -> None:
+        for piece in cycle(pieces[number]):
+            woken = asyncio.Event()
+            event = DmlEvent(piece, flush=flush)
+            event.add_post_enqueue(woken.set)
+            if number:
+                event.add_post_enqueue(lambda: counted.update(["wake"]))
+                event.add_post_flush(lambda: counted.update(["flush"]))
+            if flush:
+                event.add_post_flush(woken.set)
+            sink.add_dml_event(event)
+            await woken.wait()
+
+    async def run() -> tuple[float, float]:
+        uri = f"{target.url}?protocol=canal-json&file-size={SPOOL_FILE_BYTES}&flush-interval=2s"
+        options = replace(parse_sink_uri(uri), target=target)
+        feeding = Feeding(SparkEngine(spark, target), options, target.open())
+        serving = asyncio.create_task(feeding.sink.run())
+        sending = [asyncio.create_task(dispatch(number, feeding.sink)) for number in range(len(pieces))]
+        await asyncio.sleep(WARM_S)
+        before, began_at = counted.copy(), time.perf_counter()
+        await asyncio.sleep(run_s)
+        took_s = time.perf_counter() - began_at
+        for task in (*sending, serving):
+            task.cancel()
+        await asyncio.gather(*sending, serving, return_exceptions=True)
+        await feeding.sink.close()
+        wakes, flushes = (counted[what] - before[what] for what in ("wake", "flush"))
+        return wakes / took_s, flushes / took_s
+
+    return eventloop.run(run())
+
+
+def measure_slow_table(spark: SparkSession, folder: Path, run_s: float) -> None:
+    storage = StorageRef(f"file://{folder}/objects")
+    tables = [named(storage, MIXED + number, f"paced{number}", folder) for number in range(PACED_TABLES)]
+    for table in tables:
+        to_ts = write_mixed(table, PACED_CHANGES)
+        table.commit(to_ts)
+    pieces = [pieces_of(table, to_ts) for table in tables]
+    late = LateStorage(storage.url, storage.options, open_s=SLOW_S)
+    slow_reads = [[delay_reads(piece, late) for piece in pieces[0]], *pieces[1:]]
+    for flush, what in ((False, "through the spool"), (True, "in one stage")):
+        runs = {
+            "without": (pieces, 0.0),
+            "encode": (slow_reads, 0.0),
+            "write": (pieces, SLOW_S),
+        }
+        found = {}
+        for name, (sent, create_s) in runs.items():
+            out = f"file://{folder}/{name}-{flush}"
+            target = LateStorage(out, create_s=create_s, part="/paced0/")
+            found[name] = events_of_others(spark, sent, target, run_s, flush=flush)
+        for stage in ("encode", "write"):
+            for place, event in enumerate(("wakes", "flushes")):
+                ours, plain = found[stage][place], found["without"][place]
+                detail = f"{ours:6.1f}/s against {plain:6.1f}, {what}"
+                show(f"one table {SLOW_S:.0f} s slower in {stage}: {event}", ours / plain, ">= 0.90", detail)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("changes", nargs="?", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each run before the slow remote")
-    parser.add_argument("--only", choices=("formats", "remote"))
+    parser.add_argument("--only", choices=("formats", "remote", "pace"))
     parser.add_argument("--tables", type=int, nargs="+", default=[1, 4], help="of which the changes are")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
-        if arguments.only != "formats":  # first, so that peak memory is its own
+        if arguments.only in {None, "remote"}:  # first, so that peak memory is its own
             measure_slow_remote(Path(scratch), arguments.seconds)
         if arguments.only != "remote":
             settings = Settings(spark=SparkSettings(driver_memory="2g"))
             spark = build_session(settings, app_name="bench-sink")
             try:
-                for table_count in arguments.tables:
+                if arguments.only != "formats":
+                    folder = Path(scratch) / "pace"
+                    folder.mkdir()
+                    measure_slow_table(spark, folder, arguments.seconds)
+                for table_count in arguments.tables if arguments.only != "pace" else ():
                     folder = Path(scratch) / f"tables-{table_count}"
                     folder.mkdir()
                     measure_formats(spark, folder, arguments.changes, table_count)

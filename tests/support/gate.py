@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM
 from penstock.object_storage import ObjectStorage, StorageRef
 
-__all__ = ["Gate", "GatedStorage"]
+__all__ = ["Gate", "GatedStorage", "LateStorage"]
 
 _OPEN = "open"
 _WAIT_S = 120.0
@@ -75,6 +75,31 @@ class GatedStorage(StorageRef):
     def open(self) -> ObjectStorage:
         """Return the storage, with the gate in it."""
         return _Gated(super().open(), self)
+
+
+@dataclass(frozen=True)
+class LateStorage(StorageRef):
+    """Storage that takes `open_s` more to open, and `create_s` more to create paths that contain `part`."""
+
+    open_s: float = field(default=0.0, kw_only=True)
+    create_s: float = field(default=0.0, kw_only=True)
+    part: str = field(default="", kw_only=True)
+
+    def open(self) -> ObjectStorage:
+        """Return the storage, late."""
+        SYSTEM.pause(self.open_s)
+        return _Late(super().open(), self)
+
+
+class _Late(ObjectStorage):
+    def __init__(self, storage: ObjectStorage, ref: LateStorage) -> None:
+        super().__init__(storage.url, storage._store)
+        self._ref = ref
+
+    def create(self, path: str, data: bytes) -> bool:
+        if self._ref.part in path:
+            SYSTEM.pause(self._ref.create_s)
+        return super().create(path, data)
 
 
 class _Gated(ObjectStorage):

@@ -4,9 +4,11 @@ A pytest plugin. Its state is the process's, so every module of tests gets a buc
 """
 
 import logging
+import socket
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http.client import HTTPConnection
@@ -132,9 +134,36 @@ class Fault(StrEnum):
     """500, and yet the object was written."""
 
 
+@dataclass(slots=True)
+class Held:
+    """Holds the first request of a method for a path with some text, until its client is gone."""
+
+    method: str
+    part: str
+    reached: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event = field(default_factory=threading.Event)
+
+    def takes(self, method: str, path: str) -> bool:
+        """Return whether to hold a request."""
+        return method == self.method and self.part in path and not self.reached.is_set()
+
+    def hold(self, client: socket.socket) -> None:
+        """Return when the client has closed its connection, be it because it was killed."""
+        self.reached.set()
+        client.settimeout(_HELD_S)
+        with suppress(ConnectionError):
+            client.recv(1)  # it sends nothing more, so this is the end
+        self.gone.set()
+
+
+_HELD_S = 300.0
+
+
 @dataclass(frozen=True, slots=True)
 class FaultyS3:
     """A proxy before the server. Each put on a condition takes the next of `faults`, if there is one.
+
+    A request of `held` is forwarded when its client is gone: late, as requests on a network can be.
 
     A request whose path has a key of `blurts` is refused with an error that repeats the texts there, and the
     headers of the request too.
@@ -143,6 +172,7 @@ class FaultyS3:
     port: int
     faults: deque[Fault]
     blurts: dict[str, list[str]]
+    held: list[Held]
 
     def before(self, bucket: S3Bucket) -> S3Bucket:
         """Return a bucket as it is reached through the proxy."""
@@ -154,8 +184,10 @@ def faulty_s3(s3_server: S3Server) -> Iterator[FaultyS3]:
     """A proxy that is there for one test."""
     faults = deque[Fault]()
     blurts = dict[str, list[str]]()
+    held = list[Held]()
 
     class Handler(_FaultyHandler):
+        holding = held
         behind = s3_server
         waiting = faults
         blurted = blurts
@@ -163,7 +195,7 @@ def faulty_s3(s3_server: S3Server) -> Iterator[FaultyS3]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield FaultyS3(proxy.server_port, faults, blurts)
+        yield FaultyS3(proxy.server_port, faults, blurts, held)
         proxy.shutdown()
         thread.join()
 
@@ -173,6 +205,7 @@ class _FaultyHandler(BaseHTTPRequestHandler):
     behind: ClassVar[S3Server]
     waiting: ClassVar[deque[Fault]]
     blurted: ClassVar[dict[str, list[str]]]
+    holding: ClassVar[list[Held]]
 
     def handle_one_request(self) -> None:
         """Every method is treated alike."""
@@ -181,6 +214,12 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        held = next((each for each in self.holding if each.takes(self.command, self.path)), None)
+        if held is not None:
+            held.hold(self.connection)
+            self._forward(body)
+            self.close_connection = True
+            return
         repeated = next((texts for part, texts in self.blurted.items() if part in self.path), None)
         if repeated is not None:
             told = [*repeated, *(f"{name}: {value}" for name, value in self.headers.items())]
