@@ -318,19 +318,17 @@ def delay_reads(piece: Slice, storage: LateStorage) -> Slice:
 def events_of_others(
     spark: SparkSession, pieces: Sequence[Sequence[Slice]], target: StorageRef, run_s: float, *, flush: bool
 ) -> tuple[float, float]:
-    """Wakes and flushes a second of all tables but the first, each sending as fast as it is woken."""
+    """Wakes and flushes a second of all tables but the first, each sending as soon as it may go on."""
     counted = Counter[str]()
 
     async def dispatch(number: int, sink: StorageSink) -> None:
         for piece in cycle(pieces[number]):
             woken = asyncio.Event()
             event = DmlEvent(piece, flush=flush)
-            event.add_post_enqueue(woken.set)
+            (event.add_post_flush if flush else event.add_post_enqueue)(woken.set)
             if number:
                 event.add_post_enqueue(lambda: counted.update(["wake"]))
                 event.add_post_flush(lambda: counted.update(["flush"]))
-            if flush:
-                event.add_post_flush(woken.set)
             sink.add_dml_event(event)
             await woken.wait()
 
@@ -378,7 +376,8 @@ def measure_slow_table(spark: SparkSession, folder: Path, run_s: float) -> None:
             for place, event in enumerate(("wakes", "flushes")):
                 ours, plain = found[stage][place], found["without"][place]
                 detail = f"{ours:6.1f}/s against {plain:6.1f}, {what}"
-                show(f"one table {SLOW_S:.0f} s slower in {stage}: {event}", ours / plain, ">= 0.90", detail)
+                ratio = ours / plain if plain else float("nan")  # it was not measured for long enough
+                show(f"one table {SLOW_S:.0f} s slower in {stage}: {event}", ratio, ">= 0.90", detail)
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ VICTIMS = ("changefeed", "worker", "capture", "worker", "java", "worker", "captu
 KILLS = length(20, 1000)
 DEADLINE_S = 300.0  # Spark may have to start first, beside three other sessions that do
 
-pytestmark = pytest.mark.timeout(600 + KILLS * 30)
+pytestmark = pytest.mark.timeout(600 + KILLS * 60)
 LARGE = 400
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 

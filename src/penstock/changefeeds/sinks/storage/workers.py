@@ -528,27 +528,35 @@ class WriteLoop:
             self._tasks.start(self._write(job))
 
     async def _write(self, job: DispatcherJob[PlacedFile]) -> None:
-        """Write files out of the spool; those of a job that fails are written again in smaller ones."""
+        """Write files out of the spool."""
         with self._metrics.stage("write"):
             try:
                 results = await self._engine.write([file.work for file in job.work])
             except PenstockError as error:
-                if not may_pass(error):
-                    raise
-                alone = self._jobs.fail(job)
-                if alone is not None:
-                    self._tasks.start(self._write_later(alone, str(error)))
-                results = []
+                self._fail(job, error)
             else:
-                self._jobs.finish(job, [result.seconds for result in results])
-        for file, result in zip(job.work, results, strict=False):
+                self._settle(job, results)
+        self._start_jobs()
+        self._on_progress()
+
+    def _settle(self, job: DispatcherJob[PlacedFile], results: Sequence[WriteResult]) -> None:
+        """Acknowledge the files of a job that are on the remote; have the others written later."""
+        self._jobs.finish(job, [result.seconds for result in results])
+        for file, result in zip(job.work, results, strict=True):
             if result.error:
                 self._metrics.observe_failure(self._clock.monotonic() - file.began_at)
                 self._tasks.start(self._write_later(file, result.error, final=result.final))
             else:
                 self._acknowledge(file, result)
-        self._start_jobs()
-        self._on_progress()
+
+    def _fail(self, job: DispatcherJob[PlacedFile], error: PenstockError) -> None:
+        """Have the files of a job that failed written again; raise what does not pass."""
+        if not may_pass(error):
+            raise error
+        alone = self._jobs.fail(job)
+        if alone is not None:
+            self._metrics.observe_failure(self._clock.monotonic() - alone.began_at)
+            self._tasks.start(self._write_later(alone, str(error)))
 
     async def _write_later(self, file: PlacedFile, error: str, *, final: bool = False) -> None:
         """Write a file out of the spool once more.
