@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -13,19 +14,23 @@ import pytest
 import yaml
 
 from penstock.changefeeds.codecs.decoder import FileOptions
+from penstock.changefeeds.sinks.storage.layout import METADATA_PATH
 from penstock.changefeeds.sinks.storage.options import sink_options
 from penstock.clock import SYSTEM
 from penstock.control.part_states import UpStates
 from penstock.kv import Client
+from penstock.object_storage import open_storage
 from penstock.settings import parse
 from penstock.tables import Catalog
 from penstock.testing.directory import Replica
 from support.command import ServiceProcess, penstock
+from support.s3server import FaultyS3, Held, S3Bucket
 from support.spark import QUICK_SPARK
 from support.sparkcluster import java_of
 
 pytestmark = pytest.mark.timeout(1200)
 WAIT_S = 300.0
+GOES_ON_S = 30.0  # after a kill, on a machine that has a core for each process that wants one
 
 T = TypeVar("T")
 
@@ -42,20 +47,26 @@ def wait_for(find: Callable[[], T]) -> T:
 class World:
     """A deployment whose changefeed does everything on Spark."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bucket: S3Bucket | None = None) -> None:
+        """Events and files are in a bucket, if there is one, else in folders."""
         self.folder = folder
         self.config = folder / "penstock.yaml"
+        place = f"file://{folder}" if bucket is None else bucket.url
+        options = {} if bucket is None else {"storage_options": bucket.options}
         tree = {
             "secrets_dir": str(folder / "secrets"),
             "store": {"pd_addr": "127.0.0.1:0", "data": str(folder / "store")},
             "capture": {
                 "flight_addr": "127.0.0.1:0",
-                "storage": f"file://{folder}/events",
+                "storage": f"{place}/events",
                 "data": str(folder / "capture"),
+                "flush_interval_s": 1,
+                **options,
             },
             "changefeeds": {
                 "copy": {
-                    "sink_uri": f"file://{folder}/copy",
+                    "sink_uri": f"{place}/copy",
+                    **options,
                     "sink": {"protocol": "canal-json", "flush-interval": "1s"},
                 }
             },
@@ -63,7 +74,9 @@ class World:
             "spark": QUICK_SPARK,
         }
         self.config.write_text(yaml.safe_dump(tree))
-        self.options = sink_options(parse(tree).changefeeds["copy"])
+        settings = parse(tree)
+        self.options = sink_options(settings.changefeeds["copy"])
+        self.events = open_storage(settings.capture.storage, settings.capture.storage_options)
         self.process = ServiceProcess(folder / "up.log", "up", "--config", str(self.config))
 
     def part(self) -> Any:
@@ -85,12 +98,32 @@ class World:
         return addrs
 
     def copied(self) -> set[int]:
-        if not (self.folder / "copy" / "metadata").exists():  # the first checkpoint is still to come
+        storage = self.options.target.open()
+        if not storage.exists(METADATA_PATH):  # the first checkpoint is still to come
             return set()
-        files = FileOptions(protocol=self.options.protocol)
-        replica = Replica(self.options.target.open(), files=files)
+        replica = Replica(storage, files=FileOptions(protocol=self.options.protocol))
         replica.catch_up()
         return {row["id"] for row in replica.tables.get("shop.items", {}).values()}
+
+    def check_files(self) -> list[int]:
+        """Check every promise of the directory; return the rows of all its files, in their order."""
+        storage = self.options.target.open()
+        replica = Replica(storage, files=FileOptions(protocol=self.options.protocol))
+        replica.catch_up()
+        replica.check()
+        paths = sorted(path for path in storage.names("") if path.endswith(".json") and "/CDC" in path)
+        lines = [line for path in paths for line in (storage.read(path) or b"").splitlines()]
+        return [int(row["id"]) for line in lines for row in json.loads(line)["data"]]
+
+    def objects(self) -> int:
+        """How many objects of rows there are."""
+        return sum("/data/" in path for path in self.events.names(""))
+
+    def change(self, command: str) -> None:
+        """Pause or resume the changefeed."""
+        arguments = "changefeed", command, "copy", "--config", str(self.config), "--pd", self.pd_addrs[0]
+        done = penstock(*arguments, timeout_s=WAIT_S)
+        assert done.returncode == 0, done.stderr
 
     def metric(self, name: str) -> float:
         connection = HTTPConnection(self.part().metrics_addr, timeout=30)
@@ -102,7 +135,7 @@ class World:
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
     def status(self) -> dict[str, Any]:
-        done = penstock("status", "--json", "--config", str(self.config))
+        done = penstock("status", "--json", "--config", str(self.config), timeout_s=WAIT_S)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
@@ -197,3 +230,52 @@ def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_s
     assert "the Spark session died; a new one is built" in world.process.log
     assert "Java was killed by SIGKILL" in world.process.log
     assert "Traceback" not in world.process.log
+
+
+@pytest.fixture
+def world_on_s3(tmp_path: Path, s3_bucket: S3Bucket, faulty_s3: FaultyS3) -> Iterator[World]:
+    world = World(tmp_path, faulty_s3.before(s3_bucket))
+    with world.process:
+        yield world
+
+
+def kill_at(world: World, held: Held, rows: set[int]) -> None:
+    """Kill Java while a task waits for the remote; the rows must come, soon after the kill."""
+    assert held.reached.wait(WAIT_S), f"no task has come to {held.method} of {held.part}"
+    os.kill(world.java(), signal.SIGKILL)
+    killed_at = SYSTEM.monotonic()
+    assert held.gone.wait(WAIT_S), "the request was not of a task"
+    wait_for(lambda: rows <= world.copied())
+    took_s = SYSTEM.monotonic() - killed_at
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    sys.stdout.write(f"{held.method} {held.part}: {took_s:.1f} s after the kill, load {busy:.1f} a core\n")
+    assert took_s <= GOES_ON_S * busy
+
+
+def test_java_that_is_killed_in_the_middle_of_a_put_or_a_read_loses_and_repeats_nothing(
+    world_on_s3: World, faulty_s3: FaultyS3
+) -> None:
+    world = world_on_s3
+    with Client.connect(world.pd_addrs) as client:
+        catalog = Catalog(client)
+        catalog.create_database("shop")
+        catalog.create_table("shop.items", [("id", "bigint primary key")])
+    world.insert(1, 2, 3)
+    wait_for(lambda: world.copied() == {1, 2, 3})
+    put = Held("PUT", "/CDC")
+    faulty_s3.held.append(put)
+    world.insert(4, 5)
+    kill_at(world, put, {4, 5})
+
+    world.change("pause")
+    for number in (6, 7):  # of what is in objects a task has to read some
+        before = world.objects()
+        world.insert(number)
+        wait_for(lambda: world.objects() > before)  # noqa: B023 - awaited at once
+    read = Held("GET", "/data/")
+    faulty_s3.held.append(read)
+    world.change("resume")
+    kill_at(world, read, {6, 7})
+    rows = world.check_files()
+    assert len(rows) == 7, "nothing is lost, and nothing is there twice"
+    assert [sorted(rows[:3]), sorted(rows[3:5]), rows[5:]] == [[1, 2, 3], [4, 5], [6, 7]]

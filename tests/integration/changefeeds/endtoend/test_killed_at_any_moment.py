@@ -301,5 +301,7 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whatever_is_killed(
             stopped = changefeed("query", "all")
             assert (stopped["state"], stopped["error"]) == ("normal", "")
             assert follower.check() == stopped["checkpoint_ts"], "what was kept is what consumers were told"
-            done = penstock("verify", "changefeed:all", "--json", "--config", str(config), timeout_s=DEADLINE_S)
+            done = penstock(
+                "verify", "changefeed:all", "--json", "--config", str(config), timeout_s=DEADLINE_S
+            )
             assert done.returncode == 0, done.stdout + done.stderr
