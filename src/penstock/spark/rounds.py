@@ -32,7 +32,7 @@ import pyarrow as pa
 from penstock.clock import SYSTEM
 from penstock.errors import Aborted, PenstockError, Unavailable
 from penstock.spark.errors import first_line, hide_worker_traceback, translate_spark_errors
-from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.labels import interrupt_jobs, label_jobs
 from penstock.spark.parallelism import default_parallelism, work_frame, work_session
 from penstock.spark.tasks import begin_task
 
@@ -407,7 +407,7 @@ def warm_up_rounds(spark: "SparkSession", *, what: str, modules: tuple[str, ...]
     """
     tasks = min(default_parallelism(spark), _WARM_TASKS_MAX)
     tag = f"penstock-{SYSTEM.unique_id()}"
-    with translate_spark_errors(), labelled_jobs(spark, f"{what}: warm up", tag=tag):
+    with translate_spark_errors(), label_jobs(spark, f"{what}: warm up", tag=tag):
         _run_packed(spark, [pickle.dumps(WarmUp(modules))] * tasks)
 
 
@@ -440,7 +440,7 @@ class SparkRoundJobs(ABC, Generic[L, P]):
         self.cores = default_parallelism(spark)
         what, account = self._describe(round_)
         packed = [pickle.dumps(task) for task in self._tasks(round_)]
-        with translate_spark_errors(), labelled_jobs(spark, what, tag=tag, account=account):
+        with translate_spark_errors(), label_jobs(spark, what, tag=tag, account=account):
             return _run_packed(spark, packed)
 
     def interrupt(self, tag: str) -> None:

@@ -85,7 +85,7 @@ class LocalEngine:
         encoded, payloads, rows_read = await self._threads.call(_encode, number, work)
         self._rows.count_encoded(rows_read, encoded)
         if payloads:
-            self._segments[number] = _Segment(tuple(work), payloads)
+            self._segments[number] = _LocalSegment(tuple(work), payloads)
         return encoded
 
     async def write(self, files: Sequence[FileWork]) -> list[WriteResult]:

@@ -42,7 +42,7 @@ from penstock.eventloop import call_in_thread
 from penstock.follow.slices import Phase, Position
 from penstock.object_storage import StorageRef
 from penstock.spark.errors import first_line, hide_worker_traceback, translate_spark_errors
-from penstock.spark.labels import interrupt_jobs, labelled_jobs
+from penstock.spark.labels import interrupt_jobs, label_jobs
 from penstock.spark.parallelism import default_parallelism, work_frame, work_session
 from penstock.spark.tasks import begin_task, spread
 
@@ -284,7 +284,7 @@ class SparkEngine:
     def _run_labelled(self, what: str, tag: str, job: Callable[[], T]) -> T:
         name = f"changefeed {self._changefeed}: {what}" if self._changefeed else what
         try:
-            with translate_spark_errors(), labelled_jobs(self._spark, name, tag=tag, account=self._account):
+            with translate_spark_errors(), label_jobs(self._spark, name, tag=tag, account=self._account):
                 return job()
         except PenstockError:
             raise
