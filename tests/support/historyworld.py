@@ -15,6 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from penstock import eventloop
+from penstock.changefeeds.codecs.decoded_changes import row_dicts
 from penstock.clock import SYSTEM
 from penstock.errors import PenstockError
 from penstock.eventstore.capture.capture import Capture
@@ -26,16 +27,33 @@ from penstock.object_storage import StorageRef
 from penstock.settings import Settings
 from penstock.tables import Catalog
 from penstock.tables.arrow import shown_name
+from penstock.tables.decoding.decoder import decode_rows
+from penstock.tables.keys import record_range
 from support.campaign import length
-from support.tidb_history import Point, PointTable, Replay, TidbRecord, load_record, replaying
+from support.tidb_history import (
+    Part,
+    Point,
+    PointTable,
+    Replay,
+    TidbRecord,
+    is_golden,
+    load_record,
+    part_behind,
+    replaying,
+)
 from support.tidb_text import compare_rows
 
-__all__ = ["DEADLINE_S", "HistoryWorld", "until"]
+__all__ = ["DEADLINE_S", "HistoryWorld", "compares_every_point", "until"]
 
 DEADLINE_S = 120.0
 
 ReadTable = Callable[[PointTable, int], pa.Table]
 """Reads a table of a point as of a timestamp, with the stored columns in TiDB's order."""
+
+
+def compares_every_point() -> bool:
+    """Return whether everything is compared at every point: in `make soak`, and of any other record."""
+    return bool(length(0, 1)) or not is_golden()
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -110,7 +128,7 @@ class HistoryWorld:
     def points(self) -> list[tuple[Point, int]]:
         """The points that were reached, with their timestamps."""
         times = self._replay.times
-        return [(point, times[point.name]) for point in self.record.points if point.name in times]
+        return [(point, times[point.ts]) for point in self.record.points if point.ts in times]
 
     def catch_up(self) -> None:
         """Wait until the capture can answer at every point that was reached."""
@@ -138,13 +156,22 @@ class HistoryWorld:
                 found += [f"at {point.name}: {said}" for said in _differences(table, read, ts)]
         return found
 
+    def choose_part(self, golden: tuple[int, int], share: float) -> Part:
+        """Return the points to compare for what begins after a share of them.
+
+        In `make test` they are those of the golden record that `golden` names, behind where it begins.
+        """
+        if not compares_every_point():
+            return Part(golden[0], *golden)
+        return part_behind(len(self.record.points), share)
+
     @property
     def checked_again(self) -> list[tuple[Point, int]]:
-        """What a repeated comparison looks at: all in `make soak`, else what differs from point to point.
+        """What a repeated comparison looks at: all, or in `make test` what differs from point to point.
 
         The points have those of their tables then that are not what they were at the point before.
         """
-        if length(0, 1):
+        if compares_every_point():
             return self.points
         found, before = [], dict[str, PointTable]()
         for point, ts in self.points:
@@ -156,6 +183,16 @@ class HistoryWorld:
     def read_cluster(self, table: PointTable, ts: int) -> pa.Table:
         """Read a table from the key-value store."""
         return self.db.table(table.name, at_ts=ts).to_arrow(at_ts=ts)
+
+    def read_rows(self, name: str, ts: int) -> list[dict[str, Any]]:
+        """Read a table from the key-value store as dicts; dates that no calendar has are texts."""
+        info = self.db.table_info(name, at_ts=ts)
+        view = self.client.snapshot(ts)
+        pairs = [pair for number in info.physical_ids for pair in view.iter(*record_range(number))]
+        keys, values = (pa.array([pair[side] for pair in pairs], pa.binary()) for side in (0, 1))
+        decoded = decode_rows(info, keys, values)
+        rows = row_dicts(decoded.rename_columns([column.name for column in info.stored_columns]))
+        return [row for row in rows if row is not None]
 
     def read_event_store(self, table: PointTable, ts: int) -> pa.Table:
         """Read a table from the event store: objects, and unflushed rows of the capture."""

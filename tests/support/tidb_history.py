@@ -6,7 +6,8 @@ async with replaying(tmp_path / "kv") as (pd_addr, replay):
         ts = await replay.until(point)  # reads at ts see every transaction up to the point
         ...
 
-`PENSTOCK_TIDB_HISTORY` names the folder of another record; tests/golden/README.md has the format.
+`PENSTOCK_TIDB_HISTORY` names the folder of another record; tests/golden/README.md has the format. A record
+may have any number of points, one or more, and any tables, or none: tests derive from it what they compare.
 """
 
 import gzip
@@ -16,25 +17,31 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
+from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.eventstore.schema_history import DatabaseDescription, read_description
 from penstock.kv import AsyncClient
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables.codec.rows import decode
-from penstock.tables.keys import is_record_key
+from penstock.tables.keys import META_PREFIX, is_record_key
+from penstock.tables.system_tables import is_system
 
 __all__ = [
     "GOLDEN",
     "Mutation",
+    "Part",
     "Point",
     "PointTable",
     "RecordedTxn",
     "Replay",
     "TidbRecord",
+    "is_golden",
     "load_record",
+    "part_behind",
     "replaying",
     "without_sources",
 ]
@@ -42,7 +49,9 @@ __all__ = [
 GOLDEN = Path(__file__).parent.parent / "golden" / "tidb-history"
 REWRITES = 1 << 8
 """The source of TiDB's transactions that rewrite a column."""
-_MODIFIES = re.compile(r"\b(MODIFY|CHANGE)\b", re.IGNORECASE)
+_MODIFIES = re.compile(r"\s*(/\*.*?\*/\s*)*ALTER\b.*\b(MODIFY|CHANGE)\b", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'", re.DOTALL)
+_TEMPORARY = re.compile(r"CREATE (GLOBAL )?TEMPORARY ")
 _VIRTUAL = " VIRTUAL"
 
 
@@ -89,7 +98,7 @@ class PointTable:
     @property
     def is_temporary(self) -> bool:
         """Whether the rows of the table never leave a session: nobody else can have them."""
-        return self.create.startswith("CREATE GLOBAL TEMPORARY")
+        return _TEMPORARY.match(self.create) is not None
 
     @property
     def virtual_columns(self) -> frozenset[str]:
@@ -103,9 +112,11 @@ class PointTable:
 
     @property
     def _definitions(self) -> Iterator[tuple[str, str]]:
-        lines = [line.strip() for line in self.create.splitlines()]
+        """Each column with the line that defines it, without the texts of comments and defaults."""
+        lines = [line.strip() for line in self.create.split("\n")]  # texts may have other ends of lines
         for name in self.columns:
-            yield name, next(line for line in lines if line.startswith(_quote(name)))
+            line = next(line for line in lines if line.startswith(_quote(name)))
+            yield name, _QUOTED.sub("''", line.removeprefix(_quote(name)))
 
     @property
     def stored_columns(self) -> tuple[str, ...]:
@@ -115,7 +126,7 @@ class PointTable:
 
 @dataclass(frozen=True)
 class Point:
-    """A moment of the record, with every table of it by `database.table`."""
+    """A moment of the record, with every table of it by `database.table`; several may have one name."""
 
     name: str
     ts: int
@@ -130,15 +141,48 @@ class TidbRecord:
     points: tuple[Point, ...]
     statements: Mapping[int, str]
 
-    @property
+    @cached_property
     def databases(self) -> tuple[str, ...]:
-        """The databases that had a table at some point."""
-        return tuple(sorted({name.partition(".")[0] for point in self.points for name in point.tables}))
+        """The databases that users ever had: a table may come from one that is gone at every point."""
+        found = {name.partition(".")[0] for point in self.points for name in point.tables}
+        for txn in self.txns:
+            for mutation in txn.mutations:
+                if mutation.op == "put" and mutation.key.startswith(META_PREFIX):
+                    described = read_description(mutation.key, mutation.value)
+                    if isinstance(described, DatabaseDescription) and described.database is not None:
+                        found.add(described.database.name)
+        return tuple(sorted(name for name in found if not is_system(name)))
 
     @property
     def patterns(self) -> list[str]:
         """What a user would name to capture all of it."""
-        return [f"{database}.*" for database in self.databases]
+        return [f"{escape(database)}.*" for database in self.databases]
+
+
+class Part(NamedTuple):
+    """Points that a test compares: what it starts begins after `start` points; it compares [first:last]."""
+
+    start: int
+    first: int
+    last: int
+
+
+def part_behind(points: int, share: float) -> Part:
+    """Return what is compared of something that begins after this share of the points, at least one.
+
+    It is compared at each point from there to the end: every point is compared for a share of 0.
+    """
+    start = max(1, int(points * share))
+    return Part(start, start - 1, points)
+
+
+def is_golden() -> bool:
+    """Return whether the record is that of tests/golden, of which tests know what it has."""
+    return _record_folder().resolve() == GOLDEN.resolve()
+
+
+def _record_folder() -> Path:
+    return Path(os.environ.get("PENSTOCK_TIDB_HISTORY") or GOLDEN)
 
 
 @cache
@@ -147,7 +191,7 @@ def load_record(folder: str = "") -> TidbRecord:
 
     Where a record does not say which transactions are backfills of MODIFY COLUMN, their rows tell.
     """
-    root = Path(folder or os.environ.get("PENSTOCK_TIDB_HISTORY") or GOLDEN)
+    root = Path(folder) if folder else _record_folder()
     trees = list(_lines(root / "txns.jsonl.gz"))
     txns = [
         RecordedTxn(
@@ -234,22 +278,22 @@ def _quote(name: str) -> str:
 class Replay:
     """Commits a record's transactions in order, each as one transaction of `penstock.kv`.
 
-    `times` has the timestamp of each point that was reached: after everything before it, and before
-    everything behind it.
+    `times` has the timestamp of each point that was reached, by TiDB's timestamp of it: after everything
+    before it, and before everything behind it.
     """
 
     client: AsyncClient
     record: TidbRecord
-    times: dict[str, int] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
     _next: int = 0
 
     async def until(self, point: Point) -> int:
         """Replay every transaction up to a point, and note the points before it; return its timestamp."""
         for passed in self.record.points:
-            if passed.ts <= point.ts and passed.name not in self.times:
+            if passed.ts <= point.ts and passed.ts not in self.times:
                 await self._commit_until(passed.ts)
-                self.times[passed.name] = await self.client.timestamp()
-        return self.times[point.name]
+                self.times[passed.ts] = await self.client.timestamp()
+        return self.times[point.ts]
 
     async def to_the_end(self) -> int:
         """Replay everything; return the timestamp of the last point."""

@@ -10,7 +10,7 @@ from penstock.tables import Catalog
 from penstock.tables.columns import SchemaState
 from penstock.tables.keys import META_PREFIX, TABLE_PREFIX, decode_int
 from support.onlinestates import assert_entries_agree
-from support.tidb_history import Mutation, RecordedTxn, load_record
+from support.tidb_history import GOLDEN, Mutation, RecordedTxn, load_record
 from support.warmstore import WarmStore
 
 WRITTEN = {SchemaState.WRITE_ONLY, SchemaState.WRITE_REORG}
@@ -79,7 +79,7 @@ class Beside:
 
 def test_rows_between_the_states_of_tidbs_ddls_are_whole(tmp_path: Path) -> None:
     by_statement: dict[int, list[RecordedTxn]] = defaultdict(list)
-    for recorded in load_record().txns:
+    for recorded in load_record(str(GOLDEN)).txns:
         by_statement[recorded.statement].append(recorded)
     with WarmStore.start(tmp_path / "store", stores=1) as store, Client.connect([store.pd_addr]) as client:
         db = Catalog(client)

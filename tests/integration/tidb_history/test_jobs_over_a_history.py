@@ -1,13 +1,18 @@
-"""Jobs over a recorded history of TiDB: Parquet copies and copies in the cluster are TiDB's tables."""
+"""Jobs over a recorded history of TiDB: Parquet copies and copies in the cluster are TiDB's tables.
+
+They are read by this process; in `make soak` and of any other record, by Spark as well.
+"""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock import eventloop
 from penstock.consumers.lake.parquet import live_files
@@ -15,18 +20,20 @@ from penstock.errors import Invalid
 from penstock.follow.follower import ScanFollower
 from penstock.jobs.api import Jobs
 from penstock.jobs.freshness import FreshnessReader
+from penstock.jobs.iteration.rounds import ReadRounds, SparkReadJobs
+from penstock.jobs.iteration.spark_frame import SparkFrames
 from penstock.jobs.job import Job, JobId, JobState
 from penstock.jobs.spec import JobSpec
 from penstock.tables.keys import meta_string_key
 from penstock.tables.meta import NEXT_GLOBAL_ID, SCHEMA_VERSION
-from support.campaign import length
-from support.historyworld import DEADLINE_S, HistoryWorld
+from support.historyworld import DEADLINE_S, HistoryWorld, compares_every_point
 from support.jobworld import JobWorld
 from support.tidb_history import PointTable, TidbRecord
 
 pytestmark = pytest.mark.timeout(1800)
 
-COPIES = "copies"
+COPIES = "penstock_copies"
+ENGINES = ("local", "spark") if compares_every_point() else ("local",)
 KINDS = ("parquet", "kv")
 FAR_AWAY = 1_000_000
 NEEDS_REBUILD = {10001, 10002}  # a schema that the target cannot follow; a table that was truncated
@@ -104,12 +111,12 @@ def make_room(world: HistoryWorld) -> None:
     """Let our own tables have ids and versions that the record does not use."""
     with world.client.begin() as txn:
         for nth, key in enumerate((NEXT_GLOBAL_ID, SCHEMA_VERSION)):
-            number = FAR_AWAY * (len(world.points) + nth)
+            number = FAR_AWAY * (1 + len(world.points) + nth)
             txn.put(meta_string_key(key), str(number).encode())
 
 
 @contextmanager
-def running(world: HistoryWorld) -> Iterator[Copies]:
+def running(world: HistoryWorld, spark: SparkSession | None = None) -> Iterator[Copies]:
     assert world.capture is not None
     client = world.replay_state.client
     source = eventloop.run(ScanFollower.connect(world.settings, client))
@@ -122,13 +129,19 @@ def running(world: HistoryWorld) -> Iterator[Copies]:
         jobs=Jobs(world.client),
         capture=world.capture,
     )
-    runner = jobs.running()
-    eventloop.run(runner.__aenter__())
-    try:
+    with ExitStack() as stack:
+        stack.callback(lambda: eventloop.run(source.__aexit__(None, None, None)))
+        on_spark = {} if spark is None else read_on_spark(spark, stack)
+        runner = jobs.running(**on_spark)
+        eventloop.run(runner.__aenter__())
+        stack.callback(lambda: eventloop.run(runner.__aexit__(None, None, None)))
         yield Copies(world, source)
-    finally:
-        eventloop.run(runner.__aexit__(None, None, None))
-        eventloop.run(source.__aexit__(None, None, None))
+
+
+def read_on_spark(spark: SparkSession, stack: ExitStack) -> dict[str, Any]:
+    """Return what `penstock job run` gives its iterations with `engine: spark`."""
+    rounds = stack.enter_context(closing(ReadRounds(SparkReadJobs(lambda: spark))))
+    return {"frames": SparkFrames(lambda: spark), "rounds": rounds, "spark": lambda _account: spark}
 
 
 def world_of_jobs(folder: Path, record: TidbRecord | None = None) -> HistoryWorld:
@@ -136,16 +149,21 @@ def world_of_jobs(folder: Path, record: TidbRecord | None = None) -> HistoryWorl
     return HistoryWorld(folder, record, jobs=jobs)
 
 
-@pytest.mark.parametrize(("first", "last"), [(1, 2), (6, 8)])
-def test_copies_are_tidbs_tables_at_the_points(tmp_path: Path, first: int, last: int) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("golden", "share"), [((1, 2), 0.0), ((6, 8), 0.5)])
+def test_copies_are_tidbs_tables_at_the_points(
+    tmp_path: Path, request: pytest.FixtureRequest, golden: tuple[int, int], share: float, engine: str
+) -> None:
+    spark = request.getfixturevalue("spark") if engine == "spark" else None
     with world_of_jobs(tmp_path) as world:
         # All points cost minutes of a processor: `make soak` goes on to the end of the record.
-        points = world.record.points[first : None if length(0, 1) else last]
-        world.replay(world.record.points[first - 1])
+        part = world.choose_part(golden, share)
+        points = world.record.points[part.first : part.last]
+        world.replay(world.record.points[part.start - 1])
         world.start_capture()
         make_room(world)
         world.db.create_database(COPIES)
-        with running(world) as copies:
+        with running(world, spark) as copies:
             for point in points:
                 ts = world.replay(point)
                 make_room(world)

@@ -1,7 +1,7 @@
 """Spark's reads of a recorded history of TiDB: snapshots, and changes from point to point.
 
-Snapshots are read at every point in `make soak`, and at every third in `make test`, where the event store is
-read at every point without Spark.
+Snapshots are read at every point in `make soak` and of any other record, and at every third in `make test`,
+where the event store is read at every point without Spark.
 """
 
 from collections import Counter
@@ -12,12 +12,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from support.campaign import length
-from support.historyworld import HistoryWorld
-from support.tidb_history import Point, PointTable, load_record, without_sources
+from support.historyworld import HistoryWorld, compares_every_point
+from support.tidb_history import (
+    Point,
+    PointTable,
+    is_golden,
+    load_record,
+    without_sources,
+)
 from support.tidb_text import TextRow, expected_rows, text_rows
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(3600)
 
 FEED = ("_change_type", "_commit_version", "_commit_timestamp")
 GONE = {"delete", "update_preimage"}
@@ -47,7 +52,7 @@ def test_snapshots_are_tidbs_tables(spark: SparkSession, world: HistoryWorld) ->
     def read(table: PointTable, ts: int) -> pa.Table:
         return load(spark, world, table, versionAsOf=ts).toArrow()
 
-    assert world.compare(read, world.checked_again[:: 1 if length(0, 1) else 3]) == []
+    assert world.compare(read, world.checked_again[:: 1 if compares_every_point() else 3]) == []
 
 
 def test_changes_lead_from_each_point_to_the_next(spark: SparkSession, world: HistoryWorld) -> None:
@@ -64,7 +69,7 @@ def test_changes_lead_from_each_point_to_the_next(spark: SparkSession, world: Hi
             wanted = Counter(expected_rows(table, table.stored_columns))
             assert {row: count for row, count in rows.items() if count} == wanted, f"{name} at {after.name}"
             followed += 1
-    assert followed > 0
+    assert followed > 0 or not is_golden()
 
 
 def continued_tables(
@@ -76,8 +81,9 @@ def continued_tables(
         if table.is_temporary or known is None or known.rows == table.rows:
             continue
         old, new = (world.db.table_info(name, at_ts=ts) for ts in (from_ts, to_ts))
+        same = (known.columns, known.types) == (table.columns, table.types)
         columns = ([column.id for column in info.stored_columns] for info in (old, new))
-        if old.physical_ids == new.physical_ids and len(set(map(tuple, columns))) == 1:
+        if same and old.physical_ids == new.physical_ids and len(set(map(tuple, columns))) == 1:
             yield name
 
 
