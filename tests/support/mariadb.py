@@ -22,6 +22,7 @@ _START_S = 60.0
 _STOP_S = 30.0
 _POLL_S = 0.05
 _HEX_TYPES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "bit"})
+_DEFINITION = ("column_type", "is_nullable", "column_default", "extra", "collation_name", "column_comment")
 _SETTINGS = (
     "--bind-address=127.0.0.1",
     "--character-set-server=utf8mb4",
@@ -146,6 +147,22 @@ class MariaDb:
             " ORDER BY ordinal_position"
         )
         return [(_text(column), kind) for column, kind in rows]
+
+    def definitions(self, table: str) -> dict[str, dict[str, str | None]]:
+        """Return what information_schema says of each column of `database.table`."""
+        database, _, name = table.partition(".")
+        said = ", ".join(f"HEX({field})" for field in _DEFINITION)
+        rows = self.query(
+            f"SELECT HEX(column_name), {said} FROM information_schema.columns"  # noqa: S608 - literals in hex
+            f" WHERE table_schema = {_literal(database)} AND table_name = {_literal(name)}"
+            " ORDER BY ordinal_position"
+        )
+        return {
+            _text(column): dict(
+                zip(_DEFINITION, [None if cell == "NULL" else _text(cell) for cell in cells], strict=True)
+            )
+            for column, *cells in rows
+        }
 
     def rows(self, table: str) -> list[tuple[str | None, ...]]:
         """Return every row as text: binary strings and BIT as 0x and hex, all else as MariaDB prints it."""
