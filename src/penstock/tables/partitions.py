@@ -31,8 +31,12 @@ _DAYS_BEFORE_YEAR_1 = 365  # TO_DAYS counts from the year 0
 
 
 class PartitionType(IntEnum):
-    """TiDB's numbers of the ways to divide a table."""
+    """TiDB's numbers of the ways to divide a table.
 
+    NONE has one partition, with all rows: TiDB ends REMOVE PARTITIONING with it.
+    """
+
+    NONE = 0
     RANGE = 1
     HASH = 2
     LIST = 3
@@ -160,6 +164,7 @@ class Partitions:
         if not self._ids:
             raise Invalid("it has no partitions")
         locate = {
+            PartitionType.NONE: lambda: lambda _: 0,
             PartitionType.RANGE: self._by_range,
             PartitionType.HASH: self._by_hash,
             PartitionType.LIST: self._by_list,

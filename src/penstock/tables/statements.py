@@ -90,9 +90,11 @@ def _default(column: ColumnInfo) -> str:
     return _literal(str(column.default))
 
 
+_ESCAPES = str.maketrans({"\\": "\\\\", "'": "''", "\0": "\\0", "\n": "\\n", "\r": "\\r"})
+
+
 def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0")
-    return f"'{escaped}'"
+    return f"'{text.translate(_ESCAPES)}'"
 
 
 def create_table(table: TableInfo) -> str:

@@ -6,6 +6,7 @@ They are read by this process; in `make soak` and of any other record, by Spark 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ COPIES = "penstock_copies"
 ENGINES = ("local", "spark") if compares_every_point() else ("local",)
 KINDS = ("parquet", "kv")
 FAR_AWAY = 1_000_000
+ROOMS = count(1)
 NEEDS_REBUILD = {10001, 10002}  # a schema that the target cannot follow; a table that was truncated
 
 
@@ -108,11 +110,10 @@ def job_id(table: PointTable, kind: str) -> JobId:
 
 
 def make_room(world: HistoryWorld) -> None:
-    """Let our own tables have ids and versions that the record does not use."""
+    """Let our own tables have ids and versions that the record does not use, and that never come again."""
     with world.client.begin() as txn:
-        for nth, key in enumerate((NEXT_GLOBAL_ID, SCHEMA_VERSION)):
-            number = FAR_AWAY * (1 + len(world.points) + nth)
-            txn.put(meta_string_key(key), str(number).encode())
+        for key in (NEXT_GLOBAL_ID, SCHEMA_VERSION):
+            txn.put(meta_string_key(key), str(FAR_AWAY * next(ROOMS)).encode())
 
 
 @contextmanager

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, Unavailable
 from penstock.tables import PartitionBy, define_table
 from penstock.tables.keys import META_PREFIX, decode_meta_key, decode_record_key, is_record_key
 from penstock.tables.meta import parse_json
+from penstock.tables.online import check_writable
 from penstock.tables.partitions import Partitions
 from penstock.tables.records import Record, read_record, to_record
 from penstock.tables.schema import TableInfo
@@ -97,6 +98,16 @@ CASES: list[tuple[PartitionBy, dict[str, Any], int]] = [
 @pytest.mark.parametrize(("by", "row", "place"), CASES)
 def test_a_row_belongs_to_one_partition(by: PartitionBy, row: dict[str, Any], place: int) -> None:
     assert located(by, **row) == place
+
+
+def test_a_table_whose_partitions_are_being_removed_is_read_and_written_later() -> None:
+    table = define_table("t", COLUMNS, primary_key=["id"], partition_by=PartitionBy.hash("id", 1))
+    tree = table.extra["partition"]
+    tree |= {"type": 0, "expr": "", "columns": None, "ddl_state": 4, "ddl_action": 72}
+    tree["definitions"][0]["id"] = 77
+    assert Partitions(table).locate(to_record(table, {"id": 5}, start_ts=0)) == 77
+    with pytest.raises(Unavailable, match="wait until the change is finished"):
+        check_writable("d.t", table)
 
 
 def test_a_row_that_no_partition_takes_is_refused() -> None:
