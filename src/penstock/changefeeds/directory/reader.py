@@ -48,6 +48,10 @@ _KEYS_MAX = 100_000
 _RENAMES = frozenset({int(DdlAction.RENAME_TABLE), int(OtherAction.RENAME_TABLES)})
 
 
+Streams = tuple[tuple[FileSequence, ...], ...]
+_MERGED_MAX = 256  # streams with an open file each
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaStep:
     """A schema file to deliver: a DDL, or only the columns of the files that follow."""
@@ -57,10 +61,14 @@ class SchemaStep:
 
 @dataclass(frozen=True, slots=True)
 class DataStep:
-    """Files of one version of a physical table: the sequences of each dispatcher, in order."""
+    """Files of one version of a table, which are merged by commit.
+
+    A key over all partitions may go from a row of one partition to a row of another, so these are merged too.
+    """
 
     schema: SchemaEntry
-    dispatchers: tuple[tuple[FileSequence, ...], ...]
+    streams: Streams
+    """The sequences of each dispatcher and partition, in order."""
 
 
 Step = SchemaStep | DataStep
@@ -71,13 +79,13 @@ def plan_round(listing: Listing, checkpoint_ts: int, progress: DirectoryProgress
 
     The caller leaves out the sequences without new files.
     """
-    steps: list[tuple[tuple[int, int, str, int], Step]] = [
-        ((schema.version, 0, schema.root, -1), SchemaStep(schema))
+    steps: list[tuple[tuple[int, int, str], Step]] = [
+        ((schema.version, 0, schema.root), SchemaStep(schema))
         for schema in listing.schemas
         if progress.seen.get(schema.root, -1) < schema.version <= checkpoint_ts
     ]
     schemas = {(schema.root, schema.version): schema for schema in listing.schemas}
-    for (root, version, partition), sequences in _group_by_version(listing.sequences).items():
+    for (root, version), sequences in _group_by_version(listing.sequences).items():
         if version > checkpoint_ts or progress.is_late(root, version):
             continue
         schema = schemas.get((root, version))
@@ -85,23 +93,30 @@ def plan_round(listing: Listing, checkpoint_ts: int, progress: DirectoryProgress
             raise Corrupt(
                 f"{root} has data of version {version} but no schema file of it; keep the directory"
             )
-        order = version, 1, root, partition
-        steps.append((order, DataStep(schema, _by_dispatcher(sequences))))
+        order = version, 1, root
+        steps += [(order, DataStep(schema, streams)) for streams in _merged_streams(sequences)]
     return [step for _, step in sorted(steps, key=itemgetter(0))]
 
 
-def _group_by_version(sequences: Iterable[FileSequence]) -> dict[tuple[Root, int, int], list[FileSequence]]:
-    groups: dict[tuple[Root, int, int], list[FileSequence]] = defaultdict(list)
+def _group_by_version(sequences: Iterable[FileSequence]) -> dict[tuple[Root, int], list[FileSequence]]:
+    groups: dict[tuple[Root, int], list[FileSequence]] = defaultdict(list)
     for sequence in sequences:
-        groups[sequence.root, sequence.folder.version, sequence.folder.partition].append(sequence)
+        groups[sequence.root, sequence.folder.version].append(sequence)
     return groups
 
 
-def _by_dispatcher(sequences: Iterable[FileSequence]) -> tuple[tuple[FileSequence, ...], ...]:
-    groups: dict[str, list[FileSequence]] = defaultdict(list)
-    for sequence in sorted(sequences, key=lambda sequence: (sequence.dispatcher_id, sequence.folder.date)):
-        groups[sequence.dispatcher_id].append(sequence)
-    return tuple(map(tuple, groups.values()))
+def _merged_streams(sequences: Iterable[FileSequence]) -> Iterator[Streams]:
+    """Yield what is merged by commit: all of a table, or so much of it that not too many files are open."""
+    streams: dict[tuple[int, str], list[FileSequence]] = defaultdict(list)
+    for sequence in sorted(sequences, key=lambda sequence: (*_stream(sequence), sequence.folder.date)):
+        streams[_stream(sequence)].append(sequence)
+    every = tuple(map(tuple, streams.values()))
+    for begin in range(0, len(every), _MERGED_MAX):
+        yield every[begin : begin + _MERGED_MAX]
+
+
+def _stream(sequence: FileSequence) -> tuple[int, str]:
+    return sequence.folder.partition, sequence.dispatcher_id
 
 
 class RepeatFilter:
@@ -321,7 +336,7 @@ class DirectoryReader:
 
     def _deliver_data(self, step: DataStep, checkpoint_ts: int) -> Iterator[Delivery]:
         file, table = self._schema(step.schema), self._table(step.schema)
-        streams = [self._read_runs(sequences, step, table, checkpoint_ts) for sequences in step.dispatchers]
+        streams = [self._read_runs(sequences, step, table, checkpoint_ts) for sequences in step.streams]
         for batch in merge_streams(streams):
             if batch.changes is not None and len(batch.changes):
                 yield TableChanges(file.schema, table, file.version, batch.changes)
@@ -339,7 +354,7 @@ class DirectoryReader:
             for number, path in self._new_files(sequence, mark.number, of):
                 at = 0
                 begin = mark.rows if number == mark.number + 1 else 0
-                for changes in self._changes(path, table, of, share=len(step.dispatchers)):
+                for changes in self._changes(path, table, of, share=len(step.streams)):
                     rest = changes.slice(min(max(begin - at, 0), len(changes)))
                     count = rest.count_upto(checkpoint_ts)
                     at += len(changes)

@@ -131,8 +131,8 @@ def test_versions_come_in_order_over_tables_partitions_and_dates(directory: Ticd
         "shop v50 CREATE DATABASE shop",
         "shop.orders v100 columns",
         "shop.orders I1@104",
-        "shop.orders I2@107",
         "shop.orders I3@105",
+        "shop.orders I2@107",
         "shop.carts v120 columns",
         "shop.carts I4@130",
         "shop.orders v150 TRUNCATE TABLE orders",
@@ -171,6 +171,27 @@ def test_a_key_that_goes_to_another_dispatchers_row_in_one_commit_is_given_up_fi
         "shop.orders I5@110",
         "shop.orders I6@110",
     ]
+
+
+def test_a_key_that_goes_to_a_row_of_another_partition_is_given_up_first(directory: TicdcDirectory) -> None:
+    gone = canal_line("DELETE", {"id": "5", "note": "n"}, commit_ts=110)
+    directory.schema("shop/orders", 100, ORDERS)
+    directory.data("shop/orders/100/6", 1, insert(5, 110) + insert(7, 120))
+    directory.data("shop/orders/100/8", 1, insert(5, 105) + gone)
+    directory.checkpoint(115)
+    rounds = reader(directory)
+    assert told(rounds.round())[1:] == [f"shop.orders {change}" for change in ("I5@105", "D5@110", "I5@110")]
+    directory.checkpoint(149)
+    assert told(rounds.round()) == ["shop.orders I7@120"]
+
+
+def test_all_partitions_are_read_when_they_are_too_many_to_be_merged(directory: TicdcDirectory) -> None:
+    directory.schema("shop/orders", 100, ORDERS)
+    for number in range(1, 259):
+        directory.data(f"shop/orders/100/{number}", 1, insert(number, 400 - number))
+    directory.checkpoint(500)
+    found = told(reader(directory).round())[1:]
+    assert found == [f"shop.orders I{number}@{400 - number}" for number in (*range(256, 0, -1), 258, 257)]
 
 
 @pytest.mark.parametrize("extension", [".json", ".json.gz", ".json.zst", ".csv", ".csv.gz", ".parquet"])
