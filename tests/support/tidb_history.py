@@ -27,7 +27,11 @@ from penstock.kv import AsyncClient
 from penstock.settings import StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables.codec.rows import decode
-from penstock.tables.keys import META_PREFIX, is_record_key
+from penstock.tables.columns import SchemaState
+from penstock.tables.keys import META_PREFIX, decode_meta_key, decode_record_key, is_record_key
+from penstock.tables.meta import parse_json
+from penstock.tables.records import origin_cell
+from penstock.tables.schema import TableInfo
 from penstock.tables.system_tables import is_system
 
 __all__ = [
@@ -217,28 +221,57 @@ def without_sources(record: TidbRecord) -> TidbRecord:
 
 
 def _mark_backfills(txns: list[RecordedTxn], statements: Mapping[int, str]) -> list[RecordedTxn]:
-    """Give a source to the transactions of MODIFY COLUMN that add a cell to rows and change no other one."""
+    """Give a source to what MODIFY COLUMN writes: transactions that only add hidden cells to rows."""
     rows: dict[bytes, dict[int, bytes | None]] = {}
+    tables: dict[bytes, bytes] = {}
     found = []
     for txn in txns:
-        adds = []
+        written = []
         for op, key, value in txn.mutations:
+            if key.startswith(META_PREFIX):
+                tables.pop(key, None)
+                if op == "put":
+                    tables[key] = value
             if op == "lock" or not is_record_key(key):
                 continue
-            before, after = rows.get(key), decode(value).cells if op == "put" else None
-            adds.append(before is not None and after is not None and _adds(before, after))
+            before, after = rows.pop(key, None), decode(value).cells if op == "put" else None
+            written.append((decode_record_key(key)[0], before, after))
             if after is not None:
                 rows[key] = dict(after)
-            else:
-                rows.pop(key, None)
-        rewrites = _MODIFIES.search(statements.get(txn.statement, "")) and adds and all(adds)
-        found.append(replace(txn, source=REWRITES) if rewrites else txn)
+        rewrites = _MODIFIES.match(statements.get(txn.statement, "")) and written
+        if rewrites and all(_is_backfill(tables, *row) for row in written):
+            found.append(replace(txn, source=REWRITES))
+        else:
+            found.append(txn)
     return found
 
 
-def _adds(before: Mapping[int, bytes | None], after: Mapping[int, bytes | None]) -> bool:
-    """Return whether a row got a new column and kept its values; columns that are dropped go meanwhile."""
-    return max(after) > max(before) and all(after[key] == before[key] for key in before.keys() & after)
+_Cells = Mapping[int, bytes | None]
+
+
+def _is_backfill(
+    tables: Mapping[bytes, bytes], physical_id: int, before: _Cells | None, after: _Cells | None
+) -> bool:
+    """Return whether a row kept its values and got what only a backfill writes, with all that rows may lack.
+
+    That is a column that readers do not see. A session's update that gives a value to a column which the row
+    lacked is none, though it writes the hidden column as well. Columns that are dropped go meanwhile.
+    """
+    if before is None or after is None or any(after[key] != before[key] for key in before.keys() & after):
+        return False
+    for key, value in tables.items():
+        if b'"id":%d,' % physical_id in value and (decode_meta_key(key).field or b"").startswith(b"Table:"):
+            table = TableInfo.from_json(parse_json(value))
+            if physical_id in table.physical_ids:
+                added = {number: cell for number, cell in after.items() if number not in before}
+                hidden = {column.id for column in table.columns if column.state is not SchemaState.PUBLIC}
+                lacked = {column.id: origin_cell(column) for column in table.columns}
+                keys = {column.id for column in table.primary_key}
+                return not hidden.isdisjoint(added) and all(
+                    number in hidden | keys or cell in {None, lacked.get(number)}
+                    for number, cell in added.items()
+                )
+    return False
 
 
 def _lines(path: Path) -> Iterator[Any]:
