@@ -14,7 +14,7 @@ import pytest
 
 from support.judges import record
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = pytest.mark.timeout(7200)
 SCRIPTS = Path(__file__).parent / "histories"
 ROOT = Path(__file__).parents[2]
 TESTS = [
