@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["default_parallelism", "keep_parallelism", "reachable_tasks", "work_frame", "work_session"]
+__all__ = [
+    "default_parallelism",
+    "keep_parallelism",
+    "reachable_tasks",
+    "user_session",
+    "work_frame",
+    "work_session",
+]
 
 _GIVEN = "spark.default.parallelism"
 _LEAF = "spark.sql.leafNodeDefaultParallelism"
@@ -89,6 +96,8 @@ _of_servers: "weakref.WeakKeyDictionary[SparkSession, tuple[int, float]]" = weak
 
 
 _work_sessions: "weakref.WeakKeyDictionary[SparkSession, SparkSession]" = weakref.WeakKeyDictionary()
+_users: "weakref.WeakKeyDictionary[SparkSession, weakref.ref[SparkSession]]" = weakref.WeakKeyDictionary()
+"""Whose session each of `_work_sessions` was made for."""
 
 
 def work_session(spark: "SparkSession") -> "SparkSession":
@@ -106,7 +115,17 @@ def work_session(spark: "SparkSession") -> "SparkSession":
             own = spark.newSession()
             own.conf.set(_LEAF, _LEAF_TASKS)
             _work_sessions[spark] = own
+            _users[own] = weakref.ref(spark)
         return own
+
+
+def user_session(spark: "SparkSession") -> "SparkSession | None":
+    """Return the session for which a `work_session` was made, None when that is gone; any other as it is.
+
+    A session that creates a frame becomes the active one, and so does ours.
+    """
+    user = _users.get(spark)
+    return spark if user is None else user()
 
 
 def work_frame(spark: "SparkSession", packed: Sequence[bytes]) -> "DataFrame":

@@ -35,6 +35,7 @@ from penstock.spark.jvm import (
     shown_master,
     spark_home,
 )
+from penstock.spark.parallelism import user_session
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -132,7 +133,7 @@ def _find_session(wanted: SparkSettings) -> "SparkSession | None":
         connectors.add_to_java(SparkContext._gateway, ours)
         return _adopt(SparkSession.builder.config(map=dict(ours)).getOrCreate())
     if running is not _own.get("context"):
-        spark = SparkSession.builder.getOrCreate()
+        spark = _active_session()
         their_conf = running.getConf()
         _set_conf(spark, {key: value for key, value in wanted.conf.items() if not their_conf.contains(key)})
         _warn_of_connectors(wanted, spark)
@@ -142,7 +143,18 @@ def _find_session(wanted: SparkSettings) -> "SparkSession | None":
             f"a Spark session on {running.master} runs in this process;"
             f" stop it before one on {shown_master(wanted.master)} is built"
         )
-    return SparkSession.builder.getOrCreate()
+    return _active_session()
+
+
+def _active_session() -> "SparkSession":
+    """Return the active session of this thread; the context's first one where a thread has none.
+
+    PySpark's builder returns the first one always, also where `newSession` has made the one that is used.
+    """
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    return (None if active is None else user_session(active)) or SparkSession.builder.getOrCreate()
 
 
 def _connect(wanted: SparkSettings) -> "SparkSession":

@@ -60,9 +60,12 @@ def main() -> None:
     submitted = build_session(OURS, app_name="ours")
     describe(submitted)
     submitted.stop()
-    theirs = SparkSession.builder.getOrCreate()  # as in a notebook
+    first = SparkSession.builder.getOrCreate()
+    theirs = first.newSession()  # as a notebook has one for each user
+    theirs.createDataFrame([(1,)], "id long")
     adopted = build_session(OURS, app_name="ours")
-    assert adopted.sparkContext is theirs.sparkContext
+    assert adopted is theirs
+    assert first.conf.get("spark.sql.shuffle.partitions") != "7"
     describe(adopted)
     theirs.stop()
 

@@ -15,6 +15,7 @@ from penstock.settings import Settings, SparkSettings
 from penstock.spark import register
 from penstock.spark.errors import as_penstock_error, translate_spark_errors
 from penstock.spark.labels import interrupt_jobs, label_jobs
+from penstock.spark.parallelism import work_frame, work_session
 from penstock.spark.session import build_session
 from support.spark import local_settings
 
@@ -87,6 +88,18 @@ def test_interrupted_jobs_end_on_their_executors(spark: SparkSession):
 def test_a_session_on_the_same_master_is_the_one_that_runs(spark: SparkSession):
     again = build_session(local_settings())
     assert again.sparkContext is spark.sparkContext
+
+
+def test_the_active_session_is_used_and_not_the_first_one(spark: SparkSession):
+    active = spark.newSession()
+    active.createDataFrame([(1,)], "id long")  # which makes it the active one
+    try:
+        assert build_session(local_settings()) is active
+        work_frame(work_session(active), [b"work"])  # as changefeeds and jobs do meanwhile
+        assert build_session(local_settings()) is active
+    finally:
+        spark.createDataFrame([(1,)], "id long")
+    assert build_session(local_settings()) is spark
 
 
 def test_a_session_on_another_master_is_refused_while_one_runs(spark: SparkSession):
