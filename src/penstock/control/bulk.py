@@ -36,24 +36,26 @@ class BulkEngine:
 def open_engine(settings: Settings, progress: Progress | None = None) -> Iterator[BulkEngine]:
     """Yield the engine that the settings name.
 
-    Raises Invalid when Java is missing or Spark's settings are refused, Unavailable when its master does not
-    answer.
+    A session of Spark is watched meanwhile: work on one that dies, or whose master is lost, raises
+    Unavailable, and the log says that executors are missing. One that is built for the block is ended with
+    it within seconds. Raises Invalid when Java is missing or Spark's settings are refused, Unavailable when
+    its master does not answer.
     """
     if settings.engine == "local":
         yield BulkEngine(settings, lambda works: _run_on_threads(works, progress))
         return
-    from penstock.spark.session import build_session, end_session, has_session
+    from penstock.spark.session import has_session
+    from penstock.spark.supervised import SupervisedSession
 
-    found = has_session()
-    spark = build_session(settings, app_name="penstock-table")
+    session = SupervisedSession(settings, app_name="penstock-table", leave_open=has_session())
     try:
+        session.get()
         yield BulkEngine(
             for_executors(settings),
-            lambda works: run_on_executors(spark, works, progress=progress) if works else [],
+            lambda works: run_on_executors(session.get(), works, progress=progress) if works else [],
         )
     finally:
-        if not found:
-            end_session()
+        session.stop()
 
 
 def _run_on_threads(works: Sequence[Work[R]], progress: Progress | None) -> list[R]:

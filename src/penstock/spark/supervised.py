@@ -66,7 +66,8 @@ _log = logging.getLogger(__name__)
 class SupervisedSession:
     """The session of this process, for any number of threads.
 
-    `warm_up` is called with each new session, on a thread of its own; other work need not wait for it.
+    `warm_up` is called with each new session, on a thread of its own; other work need not wait for it. With
+    `leave_open`, `stop` leaves the session to whoever has built it.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class SupervisedSession:
         *,
         app_name: str,
         warm_up: "Callable[[SparkSession], None] | None" = None,
+        leave_open: bool = False,
         answer_s: float = _ANSWER_S,
         unserved_s: float = _UNSERVED_S,
         clock: Clock = SYSTEM,
@@ -82,6 +84,7 @@ class SupervisedSession:
         self._settings = settings
         self._app_name = app_name
         self._warm_up = warm_up
+        self._leave_open = leave_open
         self._answer_s = answer_s
         self._unserved_s = unserved_s
         self._clock = clock
@@ -175,6 +178,7 @@ class SupervisedSession:
             if self._spark is not spark or self._stopping:
                 return
             self._spark = None
+            self._leave_open = False  # the next one is ours
             metrics.SPARK_SESSION_STARTING.set(0)
             self._error = Unavailable(f"the Spark session died: {reason}; a new one is being built")
             self._changed.notify_all()
@@ -380,9 +384,11 @@ class SupervisedSession:
             self._pausing = False
 
     def _end(self) -> None:
-        """End Spark and Java, whatever is left of them."""
+        """End Spark and Java, whatever is left of them, unless the session is another's."""
         with self._changed:
             self._spark = None
+            if self._leave_open:
+                return
         with self._kill_slow_java():
             end_session()
         self._java.end(_STOP_S)

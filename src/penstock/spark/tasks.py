@@ -6,13 +6,15 @@ cheap.
 
 import gc
 import heapq
+import logging
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.clock import SYSTEM
 from penstock.spark.errors import hide_worker_traceback, translate_spark_errors
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["Parallelism", "Progress", "begin_task", "map_in_arrow", "run_on_executors", "spread"]
 
@@ -52,6 +56,7 @@ _JOBS = 16  # Spark jobs among which all tasks are divided: progress comes in su
 _JOBS_AT_ONCE = 8  # so that the last task of a job does not keep other jobs waiting
 _TASKS_MIN = 4  # of one Spark job
 _INTERRUPT_S = 1.0  # between two interrupts of the jobs of a call that failed
+_INTERRUPTS_S = 10.0  # for all of them
 _NAMES = ["number", "answer"]
 _SCHEMA = "number long, answer binary"
 
@@ -69,7 +74,8 @@ def run_on_executors(
     """Run every work as a task of its own; return the answers in the order of `works`.
 
     Raises the PenstockError that a task raised. The jobs in flight are ended before, on the cluster too;
-    also when the caller is interrupted.
+    also when the caller is interrupted. Jobs that do not end within ten seconds, as when Java hangs, are left
+    to whoever ends the session.
     """
     from pyspark import inheritable_thread_target
 
@@ -79,23 +85,42 @@ def run_on_executors(
     answers: list[list[R_co]] = [[] for _ in parts]
     tag = f"penstock-{SYSTEM.unique_id()}"
     report(0, len(works))
-    with ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-spark-job") as pool:
-        job = inheritable_thread_target(spark)(_run_job)  # jobs keep this thread's pool and tags
-        running = {pool.submit(job, spark, part, tag): number for number, part in enumerate(parts)}
-        done = 0
-        try:
-            for future in as_completed(running):
-                number = running[future]
-                answers[number] = future.result()
-                done += len(parts[number])
-                report(done, len(works))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            while under_way := [future for future in running if not future.done()]:
-                interrupt_jobs(spark, tag)  # again for a job that had not begun
-                wait(under_way, timeout=_INTERRUPT_S)
-            raise
+    pool = ThreadPoolExecutor(_JOBS_AT_ONCE, thread_name_prefix="penstock-spark-job")
+    job = inheritable_thread_target(spark)(_run_job)  # jobs keep this thread's pool and tags
+    running = {pool.submit(job, spark, part, tag): number for number, part in enumerate(parts)}
+    done = 0
+    try:
+        for future in as_completed(running):
+            number = running[future]
+            answers[number] = future.result()
+            done += len(parts[number])
+            report(done, len(works))
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        _end_jobs(spark, tag, running)
+        raise
+    pool.shutdown()
     return [answer for part in answers for answer in part]
+
+
+def _end_jobs(spark: "SparkSession", tag: str, running: "Iterable[Future[Any]]") -> None:
+    """Interrupt the jobs that run, until all have ended; return after ten seconds whatever they do.
+
+    On a thread of its own, because a Java that hangs does not answer an interrupt either.
+    """
+    gives_up = threading.Event()
+
+    def interrupt() -> None:
+        while (under_way := [job for job in running if not job.done()]) and not gives_up.is_set():
+            interrupt_jobs(spark, tag)  # again for a job that had not begun
+            wait(under_way, timeout=_INTERRUPT_S)
+
+    thread = threading.Thread(target=interrupt, name="penstock-interrupt", daemon=True)
+    thread.start()
+    thread.join(_INTERRUPTS_S)
+    gives_up.set()
+    if thread.is_alive():
+        _log.warning("Spark does not end the jobs of a call that failed; they may go on for a while")
 
 
 def _run_job(spark: "SparkSession", works: Sequence[Work[R_co]], tag: str) -> list[R_co]:

@@ -2,12 +2,18 @@
 session. The argument is the master.
 """
 
+import os
+import signal
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 
 from penstock.clock import SYSTEM
+from penstock.control.bulk import open_engine
 from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import SPARK_EXECUTORS_MISSING, SPARK_SESSIONS_LOST_TOTAL
 from penstock.process import configure_logs
@@ -16,7 +22,7 @@ from penstock.spark.errors import translate_spark_errors
 from penstock.spark.labels import interrupt_jobs, label_jobs
 from penstock.spark.supervised import SupervisedSession
 from support.spark import SMALL
-from support.sparkcluster import AUTH
+from support.sparkcluster import AUTH, java_of
 
 TAG = "penstock-of-the-test"
 WITHIN_S = 180.0  # of a busy machine; without the bound it would be waited for ever
@@ -75,17 +81,57 @@ def main() -> None:
     say("cancelled:", not waiting.is_alive())
     say("executors are missing:", await_missing(0.0))
 
-    waiting = start_count(session)
-    say("kill the master")
-    waiting.join(WITHIN_S)
-    say("lost:", not waiting.is_alive(), SPARK_SESSIONS_LOST_TOTAL._value.get())
-
     start_count(session)
     say("waiting again")
     began_at = SYSTEM.monotonic()
     session.interrupt()
     session.stop()
     say("stopped:", SYSTEM.monotonic() - began_at < WITHIN_S)
+    run_bulk_work(Settings(spark=spark))
+
+
+class Waits:
+    """A piece of bulk work, which no executor takes."""
+
+    def run(self) -> int:
+        return 1
+
+
+def run_bulk_work(settings: Settings) -> None:
+    """Run tasks as `penstock table verify` does, while the master is lost, and then while Java hangs."""
+    with suppress(KeyboardInterrupt), open_engine(settings) as engine:
+        telling = threading.Thread(target=when_waiting, args=(lambda: say("kill the master"),))
+        telling.start()
+        try:
+            say("answered:", engine.run([Waits()]))
+        except Unavailable as error:
+            telling.join()
+            say("given back:", error)
+        say("lost:", SPARK_SESSIONS_LOST_TOTAL._value.get())
+        threading.Thread(target=when_waiting, args=(hang_and_press_ctrl_c,), daemon=True).start()
+        while True:
+            try:
+                say("answered:", engine.run([Waits()]))
+            except Unavailable:  # the master is away
+                SYSTEM.pause(0.1)
+    say("ended:", java_of(os.getpid()))
+
+
+def when_waiting(act: Callable[[], object]) -> None:
+    """Act as soon as a job waits for executors; the test has the deadline."""
+    while True:
+        context = SparkContext._active_spark_context
+        with suppress(Py4JError, AttributeError):  # the session is about to be replaced
+            if context is not None and context.statusTracker().getActiveStageIds():
+                return act()
+        SYSTEM.pause(0.05)
+
+
+def hang_and_press_ctrl_c() -> None:
+    java = java_of(os.getpid())
+    assert java is not None
+    os.kill(java, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":
