@@ -12,16 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.spark.connectors import connector_conf
     from penstock.spark.errors import translate_spark_errors
+    from penstock.spark.jvm import fast_start_conf
     from penstock.spark.many_tables import by_table
     from penstock.spark.source import register
     from penstock.spark.sql import changes_view
 
-__all__ = ["by_table", "changes_view", "connector_conf", "register", "translate_spark_errors"]
+__all__ = [
+    "by_table",
+    "changes_view",
+    "connector_conf",
+    "fast_start_conf",
+    "register",
+    "translate_spark_errors",
+]
 
 _PLACES = {
     "by_table": "penstock.spark.many_tables",
     "changes_view": "penstock.spark.sql",
     "connector_conf": "penstock.spark.connectors",
+    "fast_start_conf": "penstock.spark.jvm",
     "register": "penstock.spark.source",
     "translate_spark_errors": "penstock.spark.errors",
 }

@@ -39,6 +39,8 @@ __all__ = [
     "JAVA_MIN",
     "JavaProcess",
     "Master",
+    "fast_start_conf",
+    "fast_start_environment",
     "find_context",
     "find_java",
     "parse_master",
@@ -487,6 +489,7 @@ def _address(url: str, text: str, default_port: int | None = None) -> tuple[str,
 
 
 HOME = "SPARK_HOME"
+_WORKER_PYTHON = "PYSPARK_PYTHON"
 
 
 def local_folder() -> str:
@@ -507,6 +510,30 @@ def quick_home() -> str:
     the user's cache folder, or else in a folder that is removed with this process.
     """
     return str(_home())
+
+
+def fast_start_conf(java_options: str = "") -> dict[str, str]:
+    """Return the configuration with which a local session that you build yourself starts faster.
+
+    For example `SparkSession.builder.config(map=fast_start_conf()).getOrCreate()`, as the first session of a
+    program. Java takes Spark's classes from the archive that `penstock doctor --fix` makes, and Python
+    workers import the installed PySpark instead of compiling its zip file. For that it sets the variables
+    SPARK_HOME and PYSPARK_PYTHON of this process. Where they name another Spark or another Python, they stay,
+    and nothing is faster. `java_options` are options of your own for Java.
+    """
+    environment = fast_start_environment()
+    archive = ""
+    if environment:
+        os.environ.update(environment)
+        archive = archive_options(Path(environment[HOME]), find_java(os.environ))
+    options = f"{archive} {java_options}".strip()
+    return {DRIVER_JAVA_OPTIONS: options} if options else {}
+
+
+def fast_start_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of `fast_start_conf`; none where the user's own name another Spark or Python."""
+    wanted = {HOME: quick_home(), _WORKER_PYTHON: sys.executable}
+    return wanted if all(environ.get(name, value) == value for name, value in wanted.items()) else {}
 
 
 @contextmanager

@@ -1,16 +1,19 @@
 """The archive of Spark's classes: Java takes them from it, and a session starts without one as well."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
+from penstock.cli.doctor.machine import check_class_archive
 from penstock.errors import Unavailable
 from penstock.spark import class_archive
 from penstock.spark.class_archive import archive_options, archive_path, build_archive, make_home
-from penstock.spark.jvm import find_java, quick_home
+from penstock.spark.jvm import fast_start_environment, find_java, quick_home
 
 JAVA = find_java(os.environ)
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"
@@ -47,6 +50,54 @@ def test_java_takes_sparks_classes_from_it(home: Path) -> None:
     assert started.returncode == 0, started.stderr
     assert sources(started.stdout) == {"shared objects file (top)"}
     assert archive_path(home, JAVA).stat().st_mode & 0o077 == 0, "others can read or replace it"
+
+
+_OWN = """
+import json, sys
+from pyspark.sql import SparkSession
+from penstock.spark import fast_start_conf
+
+conf = fast_start_conf("-Xlog:class+load:file=classes.log")
+local = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+spark = SparkSession.builder.master("local[1]").config(map={**conf, **local}).getOrCreate()
+
+def place(batches):
+    import pyarrow, pyspark, sys
+    for _ in batches:
+        yield pyarrow.record_batch({"place": [f"{sys.executable} {pyspark.__file__}"]})
+
+(row,) = spark.range(1).mapInArrow(place, "place string").collect()
+print(json.dumps(row.place))
+spark.stop()
+"""
+
+
+def test_a_session_of_the_users_own_takes_classes_and_pyspark_from_there(home: Path, tmp_path: Path) -> None:
+    environ = {name: os.environ[name] for name in os.environ if name not in {"SPARK_HOME", "PYSPARK_PYTHON"}}
+    done = subprocess.run(
+        [sys.executable, "-c", _OWN],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == f"{sys.executable} {pyspark.__file__}"
+    loaded = (tmp_path / "classes.log").read_text().splitlines()
+    shared = [line for line in loaded if "org.apache.spark" in line and "shared objects file (top)" in line]
+    assert len(shared) > 1000
+
+
+def test_variables_of_the_users_own_stay(home: Path) -> None:
+    ours = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    assert fast_start_environment({}) == fast_start_environment(ours) == ours
+    assert fast_start_environment({"SPARK_HOME": "/opt/spark"}) == {}
+    assert fast_start_environment({"PYSPARK_PYTHON": "python3.99"}) == {}
+    found = check_class_archive(environ={"PATH": os.environ["PATH"]})
+    assert f"SPARK_HOME={home} PYSPARK_PYTHON={sys.executable} and spark.driver.extraJava" in found.what
+    assert "SPARK_HOME" not in check_class_archive(environ={**os.environ, "SPARK_HOME": "/opt/spark"}).what
 
 
 def test_java_starts_without_a_word_when_it_does_not_fit(home: Path, tmp_path: Path) -> None:

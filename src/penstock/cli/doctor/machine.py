@@ -14,9 +14,18 @@ from penstock.cli.output import GIB, MIB, format_size
 from penstock.errors import Invalid, PenstockError
 from penstock.settings import Settings, SparkSettings
 from penstock.spark import connectors
-from penstock.spark.class_archive import archive_path, build_archive
+from penstock.spark.class_archive import archive_options, archive_path, build_archive
 from penstock.spark.defaults import with_defaults
-from penstock.spark.jvm import JAVA_MIN, find_java, parse_master, quick_home, require_java, shown_master
+from penstock.spark.jvm import (
+    DRIVER_JAVA_OPTIONS,
+    JAVA_MIN,
+    fast_start_environment,
+    find_java,
+    parse_master,
+    quick_home,
+    require_java,
+    shown_master,
+)
 from penstock.spark.session import is_standalone, require_secret
 
 __all__ = [
@@ -145,7 +154,10 @@ def check_class_archive(*, fix: bool = False, environ: Mapping[str, str] = os.en
         return ok(
             "spark start", "`penstock doctor --fix` makes it faster, with an archive of Spark's classes"
         )
-    return ok("spark start", f"with the archive of Spark's classes in {home}")
+    variables = " ".join(f"{name}={value}" for name, value in fast_start_environment(environ).items())
+    options = archive_options(home, java)
+    own = f"; for a session of your own: {variables} and {DRIVER_JAVA_OPTIONS}={options}"
+    return ok("spark start", f"with the archive of Spark's classes in {home}{own if variables else ''}")
 
 
 def check_packages(names: Sequence[str] = PACKAGES) -> Finding:
