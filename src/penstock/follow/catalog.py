@@ -16,6 +16,7 @@ from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.read.find import find_histories
 from penstock.eventstore.read.partition import (
     CaptureCatalog,
+    CaptureProgress,
     Partition,
     PhysicalHistory,
     TableView,
@@ -26,7 +27,7 @@ from penstock.follow.captures import CaptureReader, OwnedRows
 from penstock.object_storage import StorageRef
 from penstock.tables.table_patterns import TablePatterns
 
-__all__ = ["QuietTable", "TableCatalog", "TableCut", "TableHistory"]
+__all__ = ["TableCatalog", "TableCut", "TableHistory", "WatchedTable"]
 
 _log = logging.getLogger(__name__)
 
@@ -299,49 +300,49 @@ class TableCatalog:
             )
 
 
-class QuietTable:
-    """Says with one call of each capture whether a table that was quiet may have changed. For one thread.
+class WatchedTable:
+    """Says with one call of each capture how far a table is that somebody has looked at. For one thread.
 
-    `owners` are the captures of its physical tables. Nothing has changed between the reader's offset and
-    `quiet_ts`, when the reader looked.
+    `owners` are the captures of its physical tables, and no DDL up to `since_ts` is news.
     """
 
     def __init__(
-        self, name: str, owners: Mapping[int, CaptureReader], quiet_ts: int, *, clock: Clock = SYSTEM
+        self, name: str, owners: Mapping[int, CaptureReader], since_ts: int, *, clock: Clock = SYSTEM
     ) -> None:
         self._pattern = re.sub(r"([*?[])", r"[\1]", name)  # its name, whatever signs that has
         self._owners = owners
-        self._quiet_ts = quiet_ts
+        self._since_ts = since_ts
         self._clock = clock
         self._newest_ts = 0
         self._moved_at = clock.monotonic()
 
-    def read_newest_ts(self) -> int:
-        """Return up to when the table can be read without a change or DDL; 0 when the reader must look.
+    def read_progress(self) -> dict[int, CaptureProgress] | None:
+        """Return the progress of each physical table; None when somebody must look at the table again.
 
-        It must look as well when a capture does not get on: somebody else may own the table by now.
+        That is so when a DDL came, when a capture does not answer or has lost a table, and when it does not
+        get on: somebody else may own the table by now.
         """
-        newest_ts = self._ask()
+        seen = self._ask()
+        if seen is None:
+            return None
+        newest_ts = min(progress.readable_ts for progress in seen.values())
         now = self._clock.monotonic()
         if newest_ts > self._newest_ts:
             self._newest_ts, self._moved_at = newest_ts, now
-        return newest_ts if now < self._moved_at + _STALLED_S else 0
+        return seen if now < self._moved_at + _STALLED_S else None
 
-    def _ask(self) -> int:
-        reached: list[int] = []
+    def _ask(self) -> dict[int, CaptureProgress] | None:
+        seen: dict[int, CaptureProgress] = {}
         for reader in set(self._owners.values()):
             try:
-                answer = reader.catalog([self._pattern], self._quiet_ts)
+                answer = reader.catalog([self._pattern], self._since_ts)
             except (Invalid, Unavailable):  # gone, or of a release that cannot answer
-                return 0
-            mine = {table_id for table_id, owner in self._owners.items() if owner is reader}
-            found = [table for table in answer.progress if table.table_id in mine]
-            if answer.histories or len(found) < len(mine):
-                return 0
-            if any(table.ended_ts or table.changed_ts > self._quiet_ts for table in found):
-                return 0
-            reached += [table.readable_ts for table in found]
-        return min(reached, default=0)
+                return None
+            mine = [table for table in answer.progress if self._owners.get(table.table_id) is reader]
+            if answer.histories or any(table.ended_ts for table in mine):
+                return None
+            seen |= {table.table_id: table for table in mine}
+        return seen if len(seen) == len(self._owners) else None
 
 
 def _merge(known: PhysicalHistory | None, found: PhysicalHistory) -> PhysicalHistory:

@@ -13,10 +13,10 @@ last batch of a checkpoint again before it asks for the next one: the reader kee
 import importlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
     from penstock.changes import ChangesPartition
     from penstock.changes.limits import ReadLimit as ChangeLimit
-    from penstock.eventstore.read.partition import PartitionState, TableView
+    from penstock.eventstore.manifest import ManifestState
+    from penstock.eventstore.read.flight_client import FlightReader
+    from penstock.eventstore.read.partition import CaptureProgress, Partition, PartitionState, TableView
     from penstock.eventstore.schema_version import SchemaVersion
-    from penstock.follow.catalog import QuietTable
     from penstock.follow.holds import StreamHold
     from penstock.object_storage import StorageRef
     from penstock.spark.change_rows import ChangeRows, DeclaredSchema
@@ -64,6 +65,7 @@ with suppress(ModuleNotFoundError):
 
 _POLL_S = 0.5  # between two reads of the progress of a table without changes: Spark asks 100 times a second
 _SILENT_S = 30.0  # after which a stream that waits for a capture or for storage says so
+_MANIFEST_S = 10.0  # for which a manifest is kept: garbage collection leaves its objects for longer
 IDLE_MS = 600_000
 """Milliseconds after which a stream goes on without changes, so that it holds no old history."""
 
@@ -235,10 +237,10 @@ class ChangeStreamReader(MicroBatchReader):
     ) -> None:
         super().__init__(options, schema, parallelism=parallelism)
         self._declared = declared
-        self._watch: _WatchedTable | None = None
+        self._kept: _KeptTable | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_watch": None, "_hold": None}  # connections stay where they are
+        return {**vars(self), "_kept": None, "_hold": None}  # connections stay where they are
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of a part, on an executor."""
@@ -251,28 +253,30 @@ class ChangeStreamReader(MicroBatchReader):
             yield from as_declared(read_feed(partition.part, partition.rows), self._schema)
 
     def _find_next(self, begin: Offset, limit: "ChangeLimit") -> Offset:
-        if self._watch is not None and self._is_quiet(self._watch, begin):
-            return begin
-        self._watch = None
+        kept = self._kept
+        if kept is not None and kept.refresh():
+            if kept.is_quiet(begin):
+                self._newest_ts = kept.newest_ts
+                self._hold_view(kept.view, begin.ts)
+                return begin
+            with suppress(Unavailable):  # another capture may own the table now
+                return self._look(kept.open(), begin, limit)
+        self._kept = None
         return self._with_table(lambda view: self._look(view, begin, limit))
 
-    def _is_quiet(self, watch: "_WatchedTable", begin: Offset) -> bool:
-        """Return whether nothing has changed since the last look: its captures know that."""
-        newest_ts = watch.table.read_newest_ts() if watch.begin == begin else 0
-        if not newest_ts or physical_ms(newest_ts) - physical_ms(begin.ts) >= IDLE_MS:
-            return False
-        self._newest_ts = newest_ts
-        self._hold_view(watch.view, begin.ts)
-        return True
-
     def _look(self, view: "TableView", begin: Offset, limit: "ChangeLimit") -> Offset:
-        """Return the end of the next batch; when there is none, watch the table until something moves."""
+        """Return the end of the next batch; keep the table for the batches after it."""
         end = self._next(view, begin, limit)
-        if end == begin and not begin.in_snapshot:
-            self._watch = _WatchedTable.of(view, begin, max(begin.ts, self._newest_ts))
+        if self._kept is None:
+            self._kept = _KeptTable.of(view, self._newest_ts)
+        if self._kept is not None and end == begin and not begin.in_snapshot:
+            self._kept.note_quiet(begin, max(begin.ts, self._newest_ts))
         return end
 
     def _plan_batch(self, begin: Offset, stop: Offset) -> list[InputPartition]:
+        if self._kept is not None and self._kept.has_name_at(stop.ts):
+            with suppress(Unavailable):  # as above
+                return self._plan(self._kept.open(), begin, stop)
         return self._with_table(lambda view: self._plan(view, begin, stop), at_ts=stop.ts)
 
     def _find_newest_ts(self) -> int:
@@ -386,7 +390,7 @@ class ChangeStreamReader(MicroBatchReader):
 
 if _admission is not None:
 
-    class _AdmittedReader(MicroBatchReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
+    class _Admission(MicroBatchReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
         """What Spark 4.2 and later ask of a reader: where a run of Trigger.AvailableNow ends, and limits."""
 
         def getDefaultReadLimit(self) -> Any:
@@ -417,11 +421,11 @@ if _admission is not None:
             """Return how far everything could be read at the last call of `latestOffset`."""
             return Offset(self._newest_ts).as_json() if self._newest_ts else None
 
-    class AdmittedStreamReader(_AdmittedReader, ChangeStreamReader):
+    class AdmittedStreamReader(_Admission, ChangeStreamReader):
         """The reader of one table for Spark 4.2 and later."""
 
 
-ADMISSION: Any = None if _admission is None else _AdmittedReader
+ADMISSION: Any = None if _admission is None else _Admission
 """The first base class of a reader for Spark 4.2 and later; None before."""
 
 STREAM_READER: type[ChangeStreamReader] = ChangeStreamReader if _admission is None else AdmittedStreamReader
@@ -499,27 +503,77 @@ def _warn_of_one_batch(options: "SourceOptions") -> None:
         )
 
 
-class _WatchedTable(NamedTuple):
-    """A table without changes after an offset, and whom to ask about it."""
+class _KeptTable:
+    """A table as a look found it: kept while its captures say that no DDL came and that they own it still.
 
-    table: "QuietTable"
-    view: "TableView"
-    begin: Offset
+    So a batch of new rows costs one call of each capture, and no lease, name or manifest is read. Manifests
+    are read again after a flush, and every ten seconds for what merges and garbage collection did.
+    """
+
+    def __init__(self, view: "TableView", owners: "Mapping[int, FlightReader]", since_ts: int) -> None:
+        from penstock.follow.catalog import WatchedTable
+
+        self.view = view
+        self._owners = owners
+        self._since_ts = since_ts
+        self._watched = WatchedTable(view.name, owners, since_ts)
+        self._seen: dict[int, CaptureProgress] = {}
+        self._manifests: dict[int, tuple[ManifestState, float]] = {}
+        self._quiet: tuple[Offset, int] | None = None
 
     @classmethod
-    def of(cls, view: "TableView", begin: Offset, quiet_ts: int) -> "_WatchedTable | None":
-        """Return None when a physical table has no capture: only its objects say whether it has changed."""
+    def of(cls, view: "TableView", newest_ts: int) -> "_KeptTable | None":
+        """Keep a view that was opened when `newest_ts` was the newest timestamp.
+
+        None when a physical table has no capture: only its objects say whether it has changed.
+        """
         from penstock.eventstore.read.flight_client import FlightReader
-        from penstock.follow.catalog import QuietTable
 
         owners = {
             partition.table_id: partition.rows
             for partition in view.partitions
             if isinstance(partition.rows, FlightReader)
         }
-        if len(owners) < len(view.partitions):
-            return None
-        return cls(QuietTable(view.name, owners, quiet_ts), view, begin)
+        return cls(view, owners, newest_ts) if len(owners) == len(view.partitions) else None
+
+    def refresh(self) -> bool:
+        """Ask the captures; return whether the view is still right."""
+        self._seen = self._watched.read_progress() or {}
+        return bool(self._seen)
+
+    @property
+    def newest_ts(self) -> int:
+        """Up to when the table could be read at the last refresh; 0 before."""
+        return min((progress.readable_ts for progress in self._seen.values()), default=0)
+
+    def note_quiet(self, begin: Offset, upto_ts: int) -> None:
+        """Note that a look found no change between an offset and `upto_ts`."""
+        self._quiet = begin, upto_ts
+
+    def is_quiet(self, begin: Offset) -> bool:
+        """Return whether nothing has changed since an offset, and not for so long that a stream goes on."""
+        if self._quiet is None or self._quiet[0] != begin:
+            return False
+        is_late = physical_ms(self.newest_ts) - physical_ms(begin.ts) >= IDLE_MS
+        return not is_late and all(found.changed_ts <= self._quiet[1] for found in self._seen.values())
+
+    def has_name_at(self, ts: int) -> bool:
+        """Return whether the table surely has its name at `ts`, with these partitions."""
+        return self._since_ts <= ts <= self.newest_ts
+
+    def open(self) -> "TableView":
+        """Return the table as the last refresh saw it; raise Unavailable when storage does not answer."""
+        return replace(self.view, partitions=tuple(map(self._open_partition, self.view.partitions)))
+
+    def _open_partition(self, partition: "Partition") -> "Partition":
+        from penstock.follow.captures import OwnedRows
+
+        seen, now = self._seen[partition.table_id], SYSTEM.monotonic()
+        manifest, read_at = self._manifests.get(partition.table_id, (None, 0.0))
+        if manifest is None or manifest.flushed_ts != seen.flushed_ts or now >= read_at + _MANIFEST_S:
+            manifest = partition.state().manifest
+            self._manifests[partition.table_id] = manifest, now
+        return replace(partition, rows=OwnedRows(self._owners[partition.table_id], seen), manifest=manifest)
 
 
 class StreamInput(InputPartition):

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.errors import Unavailable
 from penstock.eventstore.capture.flight_server import FlightServer
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.read.flight_client import FlightReader
-from penstock.follow.catalog import QuietTable
+from penstock.follow.catalog import WatchedTable
 from penstock.object_storage import LocalStorage, ObjectStorage
 from penstock.spark.many_tables import ManyTablesRead
 from penstock.spark.options import parse_options
@@ -51,9 +51,9 @@ class Idle:
         self.given = {"storage": world.storage.url, "flightAddr": service.addr}
         self.offset: dict[str, Any] = {"ts": 0}
 
-    def one_table(self) -> MicroBatchReader:
+    def one_table(self, schema: StructType | None = None) -> MicroBatchReader:
         options = parse_options({**self.given, "table": "shop.items", "readChangeFeed": "true"})
-        return STREAM_READER(options, StructType(), None, parallelism=Parallelism(1))
+        return STREAM_READER(options, schema or StructType(), None, parallelism=Parallelism(1))
 
     def many_tables(self) -> MicroBatchReader:
         read = ManyTablesRead(parse_options({**self.given, "tables": "shop.*"}), parallelism=Parallelism(1))
@@ -113,10 +113,10 @@ def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Idle]:
 def test_an_idle_trigger_asks_the_capture_once_and_storage_nothing(idle: Idle, kind: str) -> None:
     reader: MicroBatchReader = getattr(idle, kind)()
     assert idle.ask(reader), "the first rows"
+    assert idle.calls["storage"]
     idle.put(10)
     idle.world.resolve_all()
     assert idle.ask(reader), "a change"
-    assert idle.calls["storage"]
     idle.world.resolve_all()
     assert not idle.ask(reader)
     for trigger in range(TRIGGERS):
@@ -135,6 +135,29 @@ def test_an_idle_trigger_asks_the_capture_once_and_storage_nothing(idle: Idle, k
         idle.put(number)
     idle.world.resolve_all()
     assert idle.ask(reader), "so do changes in a partition that came"
+
+
+def test_a_batch_of_new_rows_is_planned_without_storage_until_a_flush(idle: Idle) -> None:
+    reader = idle.one_table(StructType([StructField("id", LongType())]))
+    assert idle.ask(reader), "the first rows"
+    ids = idle.world.tables["shop.items"].info.physical_ids
+    storage_calls = []
+    for number in range(10, 15):
+        if number == 13:
+            idle.world.flush(ids[0])
+        idle.put(number)
+        idle.world.resolve_all()
+        begin = idle.offset
+        assert idle.ask(reader), "a change"
+        parts = reader.partitions(begin, idle.offset)
+        storage_calls.append(idle.calls["storage"])
+        rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+        assert [row["id"] for row in rows] == [number]
+    before, *others = storage_calls
+    assert before, "the first look after the first rows reads manifests"
+    assert others[:2] == [0, 0]
+    assert 0 < others[2] < before, "a manifest, and no name"
+    assert others[3] == 0
 
 
 @pytest.mark.skipif(HAS_ADMISSION, reason="from Spark 4.2 on availableNow has as many batches as it needs")
@@ -181,15 +204,15 @@ def test_a_capture_that_does_not_get_on_is_not_believed_for_long(idle: Idle) -> 
     ids = idle.world.tables["shop.items"].info.physical_ids
     quiet_ts = idle.world.resolve_all()
     with FlightReader(idle.given["flightAddr"]) as reader:
-        watch = QuietTable("shop.items", dict.fromkeys(ids, reader), quiet_ts, clock=clock)
-        assert watch.read_newest_ts() >= quiet_ts
+        watch = WatchedTable("shop.items", dict.fromkeys(ids, reader), quiet_ts, clock=clock)
+        assert watch.read_progress()
         clock.advance(9)
-        assert watch.read_newest_ts()
+        assert watch.read_progress()
         idle.world.resolve_all()
-        assert watch.read_newest_ts()
+        assert watch.read_progress()
         clock.advance(9)
-        assert watch.read_newest_ts(), "it got on"
+        assert watch.read_progress(), "it got on"
         clock.advance(2)
-        assert not watch.read_newest_ts()
-    gone = QuietTable("shop.items", {ids[0]: FlightReader("127.0.0.1:1")}, quiet_ts, clock=clock)
-    assert not gone.read_newest_ts()
+        assert not watch.read_progress()
+    gone = WatchedTable("shop.items", {ids[0]: FlightReader("127.0.0.1:1")}, quiet_ts, clock=clock)
+    assert not gone.read_progress()

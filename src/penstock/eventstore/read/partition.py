@@ -137,12 +137,17 @@ _LOAD_ATTEMPTS = 10
 class Partition:
     """A physical table. `rows` reads changes that are not in objects yet; without it only objects are read.
 
-    Can be pickled when `rows` can.
+    Can be pickled when `rows` can; `manifest` stays behind. That is the manifest of a moment ago, for a
+    planner that plans again and again: without it, every state reads it.
     """
 
     storage: StorageRef
     table_id: int
     rows: RangeReader | None = None
+    manifest: ManifestState | None = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Partition, (self.storage, self.table_id, self.rows)
 
     def state(self, *, from_ts: int | None = None) -> "PartitionState":
         """Return the partition as it is now; with `from_ts` also what history from there on needs.
@@ -151,6 +156,10 @@ class Partition:
         must pass `check_range` before it is read.
         """
         storage = self.storage.open()
+        if self.manifest is not None:
+            kept = state_of_manifest(storage, self.table_id, self.manifest, from_ts, self.rows)
+            if kept is not None:
+                return kept
         manifest = _load(storage, self.table_id, from_ts)
         return PartitionState(self.table_id, storage, manifest, self.rows, _history_from(manifest, from_ts))
 
@@ -319,14 +328,14 @@ def state_of_manifest(
     storage: ObjectStorage,
     table_id: int,
     manifest: ManifestState,
-    from_ts: int,
+    from_ts: int | None,
     rows: RangeReader | None = None,
 ) -> PartitionState | None:
-    """Return the state that a manifest and its archives give for history from `from_ts` on.
+    """Return the state that a manifest and its archives give for history from `from_ts` on, if that is given.
 
     None when an archive is gone; then there is a newer manifest.
     """
-    found = _with_archives(storage, table_id, manifest, from_ts)
+    found = manifest if from_ts is None else _with_archives(storage, table_id, manifest, from_ts)
     if found is None:
         return None
     return PartitionState(table_id, storage, found, rows, _history_from(manifest, from_ts))
