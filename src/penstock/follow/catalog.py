@@ -160,6 +160,7 @@ class TableCatalog:
         self._readers = readers
         self._clock = clock
         self._known: dict[CaptureReader, int] = {}  # the last DDL that a capture has reported
+        self._older_asked_at = 0.0
         self._histories: dict[int, PhysicalHistory] | None = None
         self._objects: dict[int, _Objects] = {}
         self._owners: dict[int, OwnedRows] = {}
@@ -179,6 +180,7 @@ class TableCatalog:
         if self._histories is None:
             # Captures forget schemas that the cluster has collected; manifests keep them.
             self._histories = find_histories(self._storage, self._patterns.matches)
+        self._ask_for_older(answers)
         changed = {table_id for _, answer in answers for table_id in answer.histories}
         for _, answer in answers:
             for table_id, found in answer.histories.items():
@@ -196,6 +198,20 @@ class TableCatalog:
         self._owners = owners
         self.resolved_ts = max(self.resolved_ts, *(answer.resolved_ts for _, answer in answers))
 
+    def _ask_for_older(self, answers: list[tuple[CaptureReader, CaptureCatalog]]) -> None:
+        """Add the answers of captures that came back with a wider `capture.tables`, to all of the question.
+
+        They have tables that are older than what they were asked for, and of which they told nothing before.
+        """
+        assert self._histories is not None
+        now = self._clock.monotonic()
+        told = self._histories.keys() | {table_id for _, answer in answers for table_id in answer.histories}
+        for reader, answer in list(answers):
+            unknown = {table.table_id for table in answer.progress} - told
+            if unknown and now >= self._older_asked_at + _OBJECTS_S:
+                answers.append((reader, reader.catalog(self._patterns.patterns, 0)))
+                self._older_asked_at = now
+
     def _ask(self) -> list[tuple[CaptureReader, CaptureCatalog]]:
         readers = self._readers()
         self._known = {reader: ts for reader, ts in self._known.items() if reader in readers}
@@ -208,6 +224,7 @@ class TableCatalog:
             except Unavailable as error:
                 failure = error
                 silent.add(reader)
+                self._known.pop(reader, None)  # another process may answer next
                 reader.close()  # a connection that failed tries again only after a while; a new one at once
                 if reader not in self._silent:
                     _log.warning("a capture does not answer", extra={"reason": str(error)})

@@ -9,10 +9,13 @@ that way, by a rename or a partition, they come as inserts.
 A row has its table, its schema, and its columns as a VARIANT; `by_table` gives the columns back their types.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -342,6 +345,7 @@ class ManyTablesStreamReader(MicroBatchReader):
 
     _opened: _Planner | None = None
     _quiet: tuple[int, int] = (0, 0)  # a begin, and up to when nothing has changed since
+    _seen: Mapping[int, str] = MappingProxyType({})  # the tables at the last offset
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some parts, on an executor."""
@@ -350,7 +354,7 @@ class ManyTablesStreamReader(MicroBatchReader):
             yield from _read_pieces(partition, self._schema)
 
     def __getstate__(self) -> Mapping[str, object]:
-        return {**vars(self), "_opened": None, "_hold": None}  # connections stay where they are
+        return {**vars(self), "_opened": None, "_hold": None, "_seen": {}}  # connections stay where they are
 
     @property
     def _planner(self) -> _Planner:
@@ -368,8 +372,9 @@ class ManyTablesStreamReader(MicroBatchReader):
             self._newest_ts = self._find_newest_ts()
             tables = planner.catalog.history.tables_at(self._end_ts()).values()
             self._hold_history(planner.storage, _ids(tables), self._end_ts())
-            return Offset(self._end_ts())
+            return self._offset(self._end_ts())
         planner.catalog.refresh()
+        self._require_same_tables(begin)
         self._newest_ts = planner.catalog.readable_ts(begin.ts)
         self._hold_history(
             planner.storage, _ids(planner.catalog.history.tables_at(begin.ts).values()), begin.ts
@@ -393,10 +398,36 @@ class ManyTablesStreamReader(MicroBatchReader):
             shows_ddl = bool(cut.ended or cut.arrived)
         counts = ChangeCounts(planner.find_states(low, end_ts, quiet_ts=quiet_ts), low, end_ts)
         if shows_ddl or counts.has_changes():
-            return Offset(counts.last_admitted_ts(limit) if counts.states else end_ts)
+            return self._offset(counts.last_admitted_ts(limit) if counts.states else end_ts)
         self._quiet = begin.ts, end_ts
         is_late = physical_ms(end_ts) - physical_ms(begin.ts) >= IDLE_MS
-        return Offset(end_ts) if is_late else begin
+        return self._offset(end_ts) if is_late else begin
+
+    def _offset(self, ts: int) -> Offset:
+        return Offset(ts, tables=_digest(self._tables_at(ts)))
+
+    def _tables_at(self, ts: int) -> dict[int, str]:
+        """Return the tables that exist at `ts` by id; remember them for the message of an error."""
+        lives = self._planner.catalog.history.tables_at(ts).values()
+        found = {life.schema.table.id: life.schema.name for life in lives}
+        self._seen = self._seen or found
+        return found
+
+    def _require_same_tables(self, offset: Offset) -> None:
+        """Raise Invalid when captures have tables that the stream left out up to an offset.
+
+        It would give changes of rows that it never gave.
+        """
+        tables = self._tables_at(offset.ts)
+        if not offset.tables or _digest(tables) == offset.tables:
+            self._seen = tables
+            return
+        came = sorted(set(tables.values()) - set(self._seen.values()))
+        which = f"table {came[0]}" if came else "a table"
+        raise Invalid(
+            f"{which} of this stream was there before and is captured only now: capture.tables was changed;"
+            " start the query with a new checkpoint, which begins with the rows of all tables"
+        )
 
     def _plan_batch(self, begin: Offset, stop: Offset) -> list[InputPartition]:
         planner = self._planner
@@ -410,6 +441,7 @@ class ManyTablesStreamReader(MicroBatchReader):
 
     def _plan(self, begin: Offset, stop: Offset) -> list[InputPartition]:
         planner = self._planner
+        self._require_same_tables(stop)
         if not begin.ts:
             return planner.plan_snapshot(stop.ts)
         cut = planner.catalog.history.cut(begin.ts, stop.ts)
@@ -492,6 +524,11 @@ def _require(declared: StructType) -> StructType:
                 " leave the schema to the data source"
             )
     return declared
+
+
+def _digest(table_ids: Iterable[int]) -> str:
+    """Return a short text that is the same for the same tables: offsets have it, and there may be thousands."""
+    return hashlib.sha256(json.dumps(sorted(table_ids)).encode()).hexdigest()[:16]
 
 
 def _ids(lives: "Iterable[Life]") -> list[int]:

@@ -75,19 +75,21 @@ class Offset:
     """How far a stream has read: everything up to `ts`; with a handle, the rows before it of the snapshot at
     `ts`.
 
-    `ids` are the physical tables that the table had at `ts`; empty in an offset of an earlier version.
+    `ids` are the physical tables that the table had at `ts`; empty in an offset of an earlier version. In a
+    stream over many tables, `tables` is a digest of those that were there at `ts`.
     """
 
     ts: int
     handle: bytes = b""
     ids: tuple[int, ...] = ()
+    tables: str = ""
 
     @classmethod
     def read(cls, tree: dict[str, Any]) -> "Offset":
         """Read an offset from a checkpoint; raise Invalid when it is not an offset of this source."""
         try:
             ids = tuple(int(table_id) for table_id in tree.get("ids", ()))
-            return cls(int(tree["ts"]), bytes.fromhex(tree.get("handle", "")), ids)
+            return cls(int(tree["ts"]), bytes.fromhex(tree.get("handle", "")), ids, tree.get("tables", ""))
         except (KeyError, TypeError, ValueError) as error:
             raise Invalid(
                 "the checkpoint has an offset of another source; start with a new checkpoint"
@@ -95,8 +97,8 @@ class Offset:
 
     def as_json(self) -> dict[str, Any]:
         """Return the offset as a checkpoint keeps it."""
-        handle = {"handle": self.handle.hex()} if self.handle else {}
-        return {"ts": self.ts, **handle, **({"ids": list(self.ids)} if self.ids else {})}
+        more = {"handle": self.handle.hex(), "ids": list(self.ids), "tables": self.tables}
+        return {"ts": self.ts, **{name: value for name, value in more.items() if value}}
 
     @property
     def in_snapshot(self) -> bool:
@@ -390,7 +392,7 @@ class ChangeStreamReader(MicroBatchReader):
 
 if _admission is not None:
 
-    class _Admission(MicroBatchReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
+    class _AdmittedReader(MicroBatchReader, _admission.SupportsTriggerAvailableNow):  # type: ignore[misc]
         """What Spark 4.2 and later ask of a reader: where a run of Trigger.AvailableNow ends, and limits."""
 
         def getDefaultReadLimit(self) -> Any:
@@ -421,11 +423,11 @@ if _admission is not None:
             """Return how far everything could be read at the last call of `latestOffset`."""
             return Offset(self._newest_ts).as_json() if self._newest_ts else None
 
-    class AdmittedStreamReader(_Admission, ChangeStreamReader):
+    class AdmittedStreamReader(_AdmittedReader, ChangeStreamReader):
         """The reader of one table for Spark 4.2 and later."""
 
 
-ADMISSION: Any = None if _admission is None else _Admission
+ADMISSION: Any = None if _admission is None else _AdmittedReader
 """The first base class of a reader for Spark 4.2 and later; None before."""
 
 STREAM_READER: type[ChangeStreamReader] = ChangeStreamReader if _admission is None else AdmittedStreamReader

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from penstock.errors import Unavailable
+from penstock.errors import Invalid, Unavailable
 from penstock.eventstore.capture.flight_server import FlightServer
 from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.read.flight_client import FlightReader
@@ -68,9 +68,12 @@ class Idle:
     def stop(self) -> None:
         self.service.close()
 
-    def start(self) -> None:
+    def start(self, *captured: str) -> None:
         """Serve again, where the capture was."""
-        self.service = FlightService(self.service.addr, self.world.store, self.world.reader)
+        patterns = captured or ("*.*",)
+        self.service = FlightService(
+            self.service.addr, self.world.store, self.world.reader, captured=patterns
+        )
 
     def put(self, number: int) -> None:
         self.world.commit((self.world.tables["shop.items"], [], [item("integer", number, "x")]))
@@ -158,6 +161,28 @@ def test_a_batch_of_new_rows_is_planned_without_storage_until_a_flush(idle: Idle
     assert others[:2] == [0, 0]
     assert 0 < others[2] < before, "a manifest, and no name"
     assert others[3] == 0
+
+
+def test_a_stream_ends_when_a_table_that_was_there_is_captured_only_now(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.follow.catalog._OBJECTS_S", 0.0)
+    idle.stop()
+    idle.start("shop.items")
+    reader = idle.many_tables()
+    assert idle.ask(reader), "the first rows"
+    late = idle.world.create_table("shop.late", "integer")
+    idle.world.commit((late, [], [item("integer", 1, "x")]))
+    idle.put(10)
+    idle.world.resolve_all()
+    assert idle.ask(reader), "a change"
+    idle.stop()
+    idle.start("shop.items", "shop.late")
+    idle.world.resolve_all()
+    with pytest.raises(Invalid, match=r"table shop\.late .* capture\.tables was changed; start the query"):
+        idle.ask(reader)
+    with pytest.raises(Invalid, match=r"a table of this stream .* with a new checkpoint"):
+        idle.ask(idle.many_tables())  # after a restart from its checkpoint too
 
 
 @pytest.mark.skipif(HAS_ADMISSION, reason="from Spark 4.2 on availableNow has as many batches as it needs")
