@@ -64,7 +64,38 @@ def read(spark: SparkSession, options: dict[str, str], checkpoint: str) -> dict[
     assert query.awaitTermination(300)
     found["stream"] = numbers(spark.table("taken"))
     found["pieces"] = run_on_executors(spark, [Piece(number) for number in range(5)])
-    return found
+    return found | read_many_tables(spark, options, Path(checkpoint))
+
+
+def read_many_tables(spark: SparkSession, options: dict[str, str], checkpoint: Path) -> dict[str, Any]:
+    """Read a stream over many tables, split on the server, and a range of them, split here."""
+    from penstock.spark import by_table
+
+    given = {name: value for name, value in options.items() if name != "table"} | {"tables": "shop.*"}
+    folder = str(checkpoint.with_name("by_table"))
+    query = (
+        spark.readStream.format("penstock")
+        .options(**given)
+        .load()
+        .writeStream.foreachBatch(save_tables(folder))
+        .option("checkpointLocation", str(checkpoint.with_name("many_tables")))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(300)
+    tables = spark.read.parquet(f"{folder}/shop.items")
+    changes = spark.read.format("penstock").options(**given, startingVersion="2").load()
+    return {"tables": numbers(tables), "range of tables": numbers(by_table(changes)["shop.items"])}
+
+
+def save_tables(folder: str) -> Any:
+    def save(batch: Any, _number: int) -> None:  # runs beside the server
+        from penstock.spark import by_table
+
+        for table, changes in by_table(batch).items():
+            changes.write.mode("append").parquet(f"{folder}/{table}")
+
+    return save
 
 
 def supervise(spark: SparkSession) -> "SupervisedSession":
@@ -84,30 +115,48 @@ def supervise(spark: SparkSession) -> "SupervisedSession":
 
 def work(spark: SparkSession, session: "SupervisedSession", path: Path) -> dict[str, Any]:
     """Do what changefeeds and jobs do: encode and write files, and read the changes of an iteration."""
-    from penstock.changefeeds.engines.engine import FileWork
+    from penstock.changefeeds.engines.engine import DirectFile, FileWork
     from penstock.changefeeds.engines.spark import SparkEngine
     from penstock.jobs.iteration import spark_frame
 
     # The test has written it.
     encode, target, scan = pickle.loads(path.read_bytes())
 
-    async def write() -> list[str]:
+    async def write() -> tuple[list[str], Any]:
         engine = SparkEngine(session.get(), target, account="billing")
         ((chunks, _),) = await engine.encode([encode])
         names = {"data_path": "1.json", "index_path": "1.index"}
         results = await engine.write([FileWork(dispatcher_id="1", chunks=tuple(chunks), **names)])
         await engine.release(chunks[0].segment)
+        file = FileWork(dispatcher_id="1", chunks=(), data_path="2.json", index_path="2.index")
+        made = await engine.make_file(DirectFile(file, (encode,)))
         await engine.close()
-        return [result.error for result in results]
+        return [result.error for result in results], made.failure
 
+    errors, failure = asyncio.run(write())
     frame = spark_frame.SparkFrames(session.get).open(scan, None)
     found = {
         "set": spark.conf.get("spark.sql.shuffle.partitions"),
-        "errors": asyncio.run(write()),
+        "errors": errors,
+        "failure": failure,
         "changed": numbers(frame.dataframe),
+        "read in a round": read_in_round(session, scan),
     }
     frame.release()
     return found
+
+
+def read_in_round(session: "SupervisedSession", scan: Any) -> list[int]:
+    """Read the changes of an iteration as the jobs of several tables do, which share Spark jobs."""
+    from contextlib import closing
+
+    from penstock.jobs.iteration.range_read import RoundReader
+    from penstock.jobs.iteration.rounds import ReadRounds, SparkReadJobs, warm_up
+
+    warm_up(session.get())
+    with closing(ReadRounds(SparkReadJobs(session.get))) as rounds:
+        batches = list(RoundReader(rounds).begin(scan, None, "billing").batches())
+    return sorted(row["id"] for batch in batches for row in batch.inserts.to_pylist())
 
 
 def lose_server(spark: SparkSession, session: "SupervisedSession") -> dict[str, Any]:

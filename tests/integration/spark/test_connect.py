@@ -85,14 +85,19 @@ def test_reads_streams_changefeeds_and_jobs_work_through_spark_connect(tmp_path:
         "view": told,
         "stream": [2, 3, 4],
         "pieces": [0, 2, 4, 6, 8],
+        "tables": [2, 3, 4],
+        "range of tables": told,
         "set": "3",
         "errors": [""],
+        "failure": None,
         "changed": [1, 2, 3, 4],
+        "read in a round": [2, 3, 4],
         "tasks": 2,
         "given back": ["the Spark session has ended; build a new one and repeat the call"],
         "refused": found["refused"],
         "stopped": True,
     }
     assert found["refused"].startswith(("the Spark session died", "Spark did not start", "Spark master sc:"))
-    assert target.open().read("1.json") == b"".join(payloads)
+    for name in ("1.json", "2.json"):
+        assert target.open().read(name) == b"".join(payloads)
     assert done.stderr.count("Spark Connect has no scheduler pools") == 1
