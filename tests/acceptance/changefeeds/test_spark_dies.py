@@ -1,4 +1,4 @@
-"""`penstock up` with a changefeed on Spark, whose Java is killed; under the widest umask there is."""
+"""`penstock up` with a changefeed and a job on Spark, whose Java is killed; under the widest umask there is."""
 
 import json
 import os
@@ -6,10 +6,13 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -45,7 +48,7 @@ def wait_for(find: Callable[[], T]) -> T:
 
 
 class World:
-    """A deployment whose changefeed does everything on Spark."""
+    """A deployment whose changefeed and whose job do everything on Spark."""
 
     def __init__(self, folder: Path, bucket: S3Bucket | None = None) -> None:
         """Events and files are in a bucket, if there is one, else in folders."""
@@ -70,7 +73,8 @@ class World:
                     "sink": {"protocol": "canal-json", "flush-interval": "1s"},
                 }
             },
-            "up": {"jobs": False, "api": False, "data": str(folder / "up")},
+            "jobs": {"data": str(folder / "jobs")},
+            "up": {"api": False, "data": str(folder / "up")},
             "spark": QUICK_SPARK,
         }
         self.config.write_text(yaml.safe_dump(tree))
@@ -79,14 +83,28 @@ class World:
         self.events = open_storage(settings.capture.storage, settings.capture.storage_options)
         self.process = ServiceProcess(folder / "up.log", "up", "--config", str(self.config))
 
-    def part(self) -> Any:
+    def part(self, name: str = "changefeeds") -> Any:
         states = UpStates.read(self.folder / "up")
         assert states is not None
-        return next(part for part in states.parts if part.name == "changefeeds")
+        return next(part for part in states.parts if part.name == name)
 
-    def java(self) -> int:
-        """Wait for the changefeeds' Java; return its process id."""
-        return wait_for(lambda: java_of(self.part().pid))
+    def java(self, name: str = "changefeeds") -> int:
+        """Wait for the Java of a part; return its process id."""
+        return wait_for(lambda: java_of(self.part(name).pid))
+
+    def register_job(self) -> None:
+        """Register a job that copies the table into Parquet files."""
+        options = ["--consumer", "parquet", "--option", f"uri={self.folder}/job"]
+        places = ["--pd", self.pd_addrs[0], "--config", str(self.config)]
+        done = penstock("job", "register", "shop.items/copy", *options, *places, timeout_s=WAIT_S)
+        assert done.returncode == 0, done.stderr
+
+    def job_rows(self) -> set[int]:
+        """Return what the job has copied."""
+        files = list((self.folder / "job").glob("**/*.parquet"))
+        with suppress(OSError, pa.ArrowInvalid):  # the job writes a file, or has replaced one
+            return {row["id"] for file in files for row in pq.read_table(file).to_pylist()}
+        return set()
 
     def insert(self, *numbers: int) -> None:
         with Client.connect(self.pd_addrs) as client:
@@ -125,8 +143,8 @@ class World:
         done = penstock(*arguments, timeout_s=WAIT_S)
         assert done.returncode == 0, done.stderr
 
-    def metric(self, name: str) -> float:
-        connection = HTTPConnection(self.part().metrics_addr, timeout=30)
+    def metric(self, name: str, part: str = "changefeeds") -> float:
+        connection = HTTPConnection(self.part(part).metrics_addr, timeout=30)
         try:
             connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
             lines = connection.getresponse().read().decode().splitlines()
@@ -146,9 +164,9 @@ class World:
         in a folder for temporary files that only its user may enter.
         """
         scratch = self.folder / "scratch"
-        ours = {self.config, self.folder / "up.log", self.folder / "copy", scratch}
+        ours = {self.config, self.folder / "up.log", self.folder / "copy", self.folder / "job", scratch}
         private = {path for path in scratch.iterdir() if path.is_dir() and not path.stat().st_mode & 0o077}
-        hidden = {self.folder / "copy", *private}
+        hidden = {self.folder / "copy", self.folder / "job", *private}
         paths = set(self.folder.rglob("*"))
         for pid in (self.part().pid, self.java()):
             for handle in Path(f"/proc/{pid}/fd").iterdir():
@@ -187,7 +205,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         os.umask(before)
 
 
-def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_so(world: World) -> None:
+def test_changefeeds_and_jobs_whose_java_is_killed_go_on_with_a_new_session_and_say_so(world: World) -> None:
     with Client.connect(world.pd_addrs) as client:
         catalog = Catalog(client)
         catalog.create_database("shop")
@@ -211,6 +229,12 @@ def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_s
     assert any((world.folder / "scratch").iterdir()), "Spark has no scratch files there"
     assert world.readable_by_others() == {}
 
+    world.register_job()
+    wait_for(lambda: world.job_rows() == {1, 2, 3})
+    wait_for(lambda: world.metric("penstock_spark_session_starting", "jobs") == 0)
+    java_of_jobs = world.java("jobs")
+
+    os.kill(java_of_jobs, signal.SIGKILL)
     os.kill(first, signal.SIGKILL)
     world.insert(4, 5)
     second = wait_for(lambda: {world.java()} - {first}).pop()
@@ -227,8 +251,11 @@ def test_a_changefeed_whose_java_is_killed_goes_on_with_a_new_session_and_says_s
 
     wait_for(lambda: world.copied() == {1, 2, 3, 4, 5})
     wait_for(lambda: world.metric("penstock_spark_session_missing") == 0)
+    wait_for(lambda: world.job_rows() == {1, 2, 3, 4, 5})
+    assert world.java("jobs") != java_of_jobs
+    assert world.metric("penstock_spark_sessions_lost_total", "jobs") == 1
     assert "the Spark session died; a new one is built" in world.process.log
-    assert "Java was killed by SIGKILL" in world.process.log
+    assert world.process.log.count("Java was killed by SIGKILL") >= 2
     assert "Traceback" not in world.process.log
 
 

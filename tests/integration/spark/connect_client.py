@@ -151,9 +151,8 @@ def read_in_round(session: "SupervisedSession", scan: Any) -> list[int]:
     from contextlib import closing
 
     from penstock.jobs.iteration.range_read import RoundReader
-    from penstock.jobs.iteration.rounds import ReadRounds, SparkReadJobs, warm_up
+    from penstock.jobs.iteration.rounds import ReadRounds, SparkReadJobs
 
-    warm_up(session.get())
     with closing(ReadRounds(SparkReadJobs(session.get))) as rounds:
         batches = list(RoundReader(rounds).begin(scan, None, "billing").batches())
     return sorted(row["id"] for batch in batches for row in batch.inserts.to_pylist())

@@ -15,6 +15,7 @@ from support.sparkcluster import is_alive, java_of
 pytestmark = pytest.mark.timeout(600)
 PROGRAM = Path(__file__).with_name("supervised_program.py")
 ENDED = "given back: the Spark session has ended; build a new one and repeat the call"
+STARTING_STOP_S = 10.0  # nothing but a kill: 5 s on a machine with nothing else to do
 STOP_S = 60.0  # of a machine that is busy; without the bound a job of an hour would be waited for
 
 
@@ -98,9 +99,11 @@ def test_ctrl_c_while_spark_starts_ends_it_and_java_ends_with_a_killed_process(
     service: Service, tmp_path: Path
 ) -> None:
     starting = service.java()
+    os.kill(starting, signal.SIGSTOP)  # it will never have started: whoever waits for it waits for ever
     service.press_ctrl_c()
-    assert service.process.wait(STOP_S) == 0
+    assert service.process.wait(STARTING_STOP_S) == 0
     wait_until(lambda: not is_alive(starting))
+    assert "Spark has started" not in service.log.read_text()
     assert "Traceback" not in service.log.read_text()
 
     orphaned = Service(tmp_path)
