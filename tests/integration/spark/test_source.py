@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from penstock.errors import PenstockError, StaleRead, Unavailable
 from penstock.settings import CaptureSettings, Settings
@@ -119,3 +120,43 @@ def test_a_worker_shows_tracebacks_of_other_errors_again_after_one_of_ours(spark
     with pytest.raises(Exception, match="of the user's own code") as caught:
         spark.range(2).mapInArrow(fail, "id long").collect()
     assert "Traceback" in str(caught.value)
+
+
+def test_spark_reads_a_table_of_a_python_source_without_its_options(spark: SparkSession):
+    """ADR 145: once this fails, `CREATE TABLE ... USING penstock` can be allowed."""
+
+    class Echo(DataSource):
+        @classmethod
+        def name(cls):
+            return "echo"
+
+        def schema(self):
+            return "given string"
+
+        def reader(self, schema):
+            return EchoReader(self.options)
+
+    class EchoReader(DataSourceReader):
+        def __init__(self, options):
+            self.given = sorted(options.items())
+
+        def read(self, partition):
+            yield (str(self.given),)
+
+    spark.dataSource.register(Echo)
+    read = spark.read.format("echo").option("place", "here").load()
+    assert read.first().given == "[('place', 'here')]"
+    spark.sql("CREATE TABLE echoed USING echo OPTIONS (place 'here')")
+    try:
+        assert spark.table("echoed").first().given == "[]"
+    finally:
+        spark.sql("DROP TABLE echoed")
+
+
+def test_spark_shows_errors_of_a_python_source_inside_its_own(load: Load):
+    """ADR 145: once this fails, users read our line alone."""
+    with pytest.raises(PySparkException) as caught:
+        load(columns="schema")
+    said = str(caught.value)
+    assert said.startswith("[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: ")
+    assert said.rstrip().endswith("SQLSTATE: 38000")
