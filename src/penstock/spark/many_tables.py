@@ -527,7 +527,7 @@ def _require(declared: StructType) -> StructType:
 
 
 def _digest(table_ids: Iterable[int]) -> str:
-    """Return a short text that is the same for the same tables: offsets have it, and there may be thousands."""
+    """Return a short text for a set of tables, which may have thousands: each offset has it."""
     return hashlib.sha256(json.dumps(sorted(table_ids)).encode()).hexdigest()[:16]
 
 
