@@ -1,4 +1,4 @@
-"""`penstock up` with a changefeed and a job on Spark, whose Java is killed; under the widest umask there is."""
+"""`penstock up` with a changefeed and a job on Spark, whose Java is killed; under the widest umask."""
 
 import json
 import os
