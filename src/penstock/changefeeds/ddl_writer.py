@@ -84,6 +84,11 @@ class DdlWriter:
         head = self._pending.head
         return self.known_ts if head is None else min(self.known_ts, head.commit_ts - 1)
 
+    @property
+    def written_ts(self) -> int:
+        """The newest DDL that is on the remote."""
+        return self._pending.done.last_ts
+
     def learn(self, upto_ts: int) -> list[BlockEvent]:
         """Take in the DDLs up to a timestamp; return the new ones that concern replicated tables.
 

@@ -35,6 +35,7 @@ from penstock.follow.source import SliceSource
 from penstock.metrics import SINK_CHECKPOINT_LAG_SECONDS, SINK_DISPATCHERS, SINK_READING_DISPATCHERS
 
 _KEEP_S = 1.0
+_KEEP_IDLE_S = 10.0
 _HOLD_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class ChangefeedRun:
         self._repairing: dict[str, FailingDispatcher] = {}  # whose repair has failed and is tried again
         self._moved_at = clock.monotonic()  # something came to the remote
         self._answered_at = self._moved_at  # it took something, or there was nothing to take
+        self._written_ts = 0  # the newest commit of which something came to the remote
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ready: deque[tuple[Dispatcher, Read]] = deque()
@@ -157,7 +159,7 @@ class ChangefeedRun:
                 self._repairing[record.span.id] = FailingDispatcher(error, since)
                 await self._clock.sleep(RETRY_BACKOFF.delay_s(tries, self._clock.random()))
         self._repairing.pop(record.span.id, None)
-        self._moved_at = self._clock.monotonic()
+        self._note_written(position.ts)
         dispatcher = self._dispatchers.active[record.span.id]
         dispatcher.finish_repair(position)
         self._go_on((dispatcher,))
@@ -349,14 +351,15 @@ class ChangefeedRun:
             return
         self._dispatchers.add_unflushed(dispatcher)
         event.add_post_enqueue(partial(self._wake, dispatcher))
-        event.add_post_flush(self._note_written)
+        event.add_post_flush(partial(self._note_written, event.slice.end.ts))
         if asked.start.handle is not None:  # inside a snapshot the checkpoint may not move for hours
             event.add_post_flush(self._note_progress_inside)
         self._sink.add_dml_event(event)
         self._start_reads()
 
-    def _note_written(self) -> None:
+    def _note_written(self, ts: int) -> None:
         self._moved_at = self._answered_at = self._clock.monotonic()
+        self._written_ts = max(self._written_ts, ts)
 
     def _note_progress_inside(self) -> None:
         """Count a flushed slice as progress, unless consumers are still to get a checkpoint."""
@@ -399,11 +402,23 @@ class ChangefeedRun:
         SINK_CHECKPOINT_LAG_SECONDS.labels(self._changefeed_id).set(lag_ms / 1000)
         SINK_DISPATCHERS.labels(self._changefeed_id).set(len(self._dispatchers))
         SINK_READING_DISPATCHERS.labels(self._changefeed_id).set(len(self._dispatchers.active))
-        due = now >= self._kept_at + _KEEP_S or self._is_at_target(self.checkpoint_ts)
+        due = now >= self._kept_at + self._keep_interval_s or self._is_at_target(self.checkpoint_ts)
         if self.checkpoint_ts == self.kept_ts or not due or self._is_publishing:
             return
         await self._keep_checkpoint()
         self._kept_at = now
+
+    @property
+    def _keep_interval_s(self) -> float:
+        """How often the checkpoint is stored and published.
+
+        At once while files or DDLs are on the remote that it does not tell of. Otherwise it only follows the
+        clock: the longer nothing was written, the longer a step of it may take.
+        """
+        if self.kept_ts < max(self._written_ts, self._ddls.written_ts):
+            return _KEEP_S
+        quiet_s = self._clock.monotonic() - self._moved_at
+        return min(max(quiet_s, _KEEP_S), _KEEP_IDLE_S)
 
     async def _keep_checkpoint(self) -> None:
         """Store the checkpoint, then have it published: what consumers have read is never taken back."""
