@@ -164,7 +164,7 @@ class SinkModel(RuleBasedStateMachine):
             queue = self.sent[int(task.dispatcher.id)]
             oldest = next(each for each in queue if each.sizes)
             follower = any(each.name in self.direct for each in queue)
-            assert follower or self.clock.monotonic() - oldest.sent_at >= INTERVAL
+            assert follower or self.clock.monotonic() // INTERVAL > oldest.sent_at // INTERVAL
 
     @precondition(lambda self: any(file.dispatcher.id not in self.beginning for file in self.files))
     @rule(which=st.integers(0, 9))

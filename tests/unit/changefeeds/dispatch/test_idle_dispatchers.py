@@ -88,7 +88,17 @@ class CountedRemote(Remote):
         self.calls: Counter[str] = Counter()
 
     def __getattribute__(self, name: str) -> Any:
-        if name in {"read", "exists", "size", "create", "advance", "swap", "names", "folders", "list_objects"}:
+        if name in {
+            "read",
+            "exists",
+            "size",
+            "create",
+            "advance",
+            "swap",
+            "names",
+            "folders",
+            "list_objects",
+        }:
             self.calls[name] += 1
         return super().__getattribute__(name)
 

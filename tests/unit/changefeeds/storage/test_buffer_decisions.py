@@ -3,6 +3,8 @@
 from dataclasses import replace
 from itertools import count
 
+import pytest
+
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker
 from penstock.changefeeds.sinks.storage.buffers import Buffers, FileTask, FlushReason, SizeEstimator
@@ -109,7 +111,7 @@ def test_a_job_ends_with_the_file_that_fills_it() -> None:
     assert len(held.take(1, 1 << 40)) == 1
 
 
-def test_the_interval_counts_from_the_oldest_row_that_is_in_no_file() -> None:
+def test_a_file_is_due_at_the_end_of_the_interval_in_which_its_oldest_row_arrived() -> None:
     held = buffers()
     add(held, 1, 10, at=0.0)
     add(held, 1, 10, at=4.0)
@@ -121,29 +123,46 @@ def test_the_interval_counts_from_the_oldest_row_that_is_in_no_file() -> None:
     assert (sizes(task), task.reason) == ([10, 10], FlushReason.INTERVAL)
     add(held, 1, 10, at=6.0)
     held.finish(task)
-    held.tick(10.9)
+    held.tick(9.9)
     assert take(held) == []
-    held.tick(11.0)
+    held.tick(10.0)
     assert len(take(held)) == 1
 
 
-def test_a_fresh_dispatcher_is_not_swept_along_with_an_old_one() -> None:
+@pytest.mark.parametrize("interval_s", [0.5, 5.0, 60.0, 600.0])
+def test_quiet_dispatchers_are_due_together_whatever_the_interval_and_none_waits_longer(
+    interval_s: float,
+) -> None:
+    held = buffers(file_size=1000, interval_s=interval_s)
+    arrived = {number: interval_s * (7 + number / 100) for number in range(1, 100)}
+    for number, at in arrived.items():
+        add(held, number, 1, at=at)
+    deadline = held.next_deadline()
+    assert deadline == 8 * interval_s
+    held.tick(deadline - 0.01)
+    assert take(held) == []
+    held.tick(deadline)
+    assert len(take(held)) == len(arrived)
+    assert all(deadline - at <= interval_s for at in arrived.values())
+
+
+def test_a_dispatcher_of_the_next_interval_is_not_swept_along() -> None:
     held = buffers()
-    add(held, 1, 10, at=0.0)
-    add(held, 2, 10, at=4.9)
+    add(held, 1, 10, at=4.9)
+    add(held, 2, 10, at=5.0)
     held.tick(5.0)
     assert [task.dispatcher.id for task in take(held)] == ["1"]
 
 
 def test_what_a_file_by_size_leaves_behind_has_the_age_of_its_own_rows() -> None:
     held = buffers()
-    add(held, 1, 50, at=0.0)
-    add(held, 1, 50, 20, at=3.0)
+    add(held, 1, 50, at=3.0)
+    add(held, 1, 50, 20, at=6.0)
     (task,) = take(held)
     held.finish(task)
     held.tick(5.0)
     assert take(held) == []
-    held.tick(8.0)
+    held.tick(10.0)
     (task,) = take(held)
     assert (sizes(task), task.reason) == ([20], FlushReason.INTERVAL)
 
@@ -159,9 +178,9 @@ def test_a_file_that_waits_for_its_turn_goes_on_collecting() -> None:
 
 def test_a_row_that_arrived_earlier_and_was_encoded_later_has_its_own_deadline() -> None:
     held = buffers()
-    add(held, 1, 10, at=2.0)
+    add(held, 1, 10, at=6.0)
     add(held, 2, 10, at=1.0)
-    assert held.next_deadline() == 6.0
+    assert held.next_deadline() == 5.0
 
 
 def test_a_marker_makes_its_dispatcher_due_and_no_other() -> None:

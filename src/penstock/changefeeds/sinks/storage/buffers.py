@@ -67,8 +67,8 @@ class FileTask:
 class Buffers:
     """The chunks of each dispatcher, and the files that are due.
 
-    A file is due when it has reached its size, when its oldest row has been here for the interval, when a
-    marker or another schema version follows, when the spool needs room, or on close. A dispatcher whose file
+    A file is due when it has reached its size, at the end of the interval in which its oldest row arrived,
+    when a marker or another schema version follows, when the spool needs room, or on close. A dispatcher whose file
     is due goes on collecting until the file is taken, so that a slow remote makes files larger, not more.
     Dispatchers that are due take turns. A dispatcher has one file under way, and up to `files_max` while
     slices that fill files wait: these are made at the same time, and acknowledged in order.
@@ -168,19 +168,27 @@ class Buffers:
         """Watch the deadline of a buffer's oldest row."""
         if buffer.oldest is not None and not buffer.timed:
             buffer.timed = True
-            at = buffer.oldest.arrived_at + self._interval_s
-            heappush(self._deadlines, (at, next(self._serial), buffer))
+            heappush(self._deadlines, (self._deadline(buffer.oldest), next(self._serial), buffer))
+
+    def _deadline(self, rows: "Buffered") -> float:
+        """Return when rows have been here for long enough: at the end of the interval in which they arrived.
+
+        Intervals are the same for all dispatchers, so that the files of quiet ones are written together.
+        """
+        if not self._interval_s:
+            return rows.arrived_at
+        return (rows.arrived_at // self._interval_s + 1) * self._interval_s
 
     def next_deadline(self) -> float | None:
         """Return when `tick` has something to do."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def tick(self, now: float) -> None:
-        """Make the buffers due whose oldest row has been here for the interval."""
+        """Make the buffers due whose oldest row arrived in an interval that is over."""
         while self._deadlines and self._deadlines[0][0] <= now:
             buffer = heappop(self._deadlines)[2]
             buffer.timed = False
-            if buffer.oldest is not None and buffer.oldest.arrived_at + self._interval_s <= now:
+            if buffer.oldest is not None and self._deadline(buffer.oldest) <= now:
                 self._force(buffer, FlushReason.INTERVAL)
             else:
                 self._watch(buffer)
