@@ -102,8 +102,9 @@ def to_files(spark: SparkSession, tables: Sequence[Source], to_ts: int, uri: str
         dispatcher = TableSpan.of("bench", table_id)
         position = Position(START)
         while position.ts < to_ts:
-            limit = SLICE.up_to(feeding.sink.slice_bytes(dispatcher))
-            wanted = SliceRange(dispatcher, position, to_ts, limit, snapshot=False)
+            size = feeding.sink.slice_size(dispatcher)
+            limit = SLICE.up_to(size.file_bytes)
+            wanted = SliceRange(dispatcher, position, to_ts, limit, snapshot=False, size=size)
             piece = await asyncio.to_thread(plan_slice, view, table.schema, wanted)
             if piece is None:
                 return

@@ -11,7 +11,7 @@ from penstock.errors import StaleRead
 from penstock.eventstore.read.partition import Refusal
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.slices import Position, Slice, TableSpan
+from penstock.follow.slices import ANY_SIZE, Position, Slice, SliceSize, TableSpan
 from penstock.follow.source import ReadableRange
 from penstock.testing.consumers import Fault, no_fault
 
@@ -176,6 +176,7 @@ class ScriptedSource:
         limit: ReadLimit,
         *,
         begin: Position | None = None,
+        size: SliceSize = ANY_SIZE,  # noqa: ARG002 - it has no parts
     ) -> Slice | None:
         self.fault("next_slice")
         self.slice_calls.append((dispatcher.id, start, upto_ts))

@@ -9,7 +9,7 @@ from penstock.changefeeds.model import PendingFile, ProgressStore
 from penstock.changefeeds.sinks.sink import DmlEvent, FailingDispatcher
 from penstock.errors import Invalid
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.slices import Position, Slice, TableSpan
+from penstock.follow.slices import Position, Slice, SliceSize, TableSpan
 from penstock.testing.consumers import Fault, no_fault
 
 __all__ = ["RecordingSink", "RemoteDouble"]
@@ -84,8 +84,8 @@ class RecordingSink:
         self.published_ts = 0
         self.failing: dict[str, FailingDispatcher] = {}
 
-    def slice_bytes(self, dispatcher: TableSpan) -> int:  # noqa: ARG002 - the same for all
-        return 1 << 40
+    def slice_size(self, dispatcher: TableSpan) -> SliceSize:  # noqa: ARG002 - the same for all
+        return SliceSize(1 << 40)
 
     def add_dml_event(self, event: DmlEvent) -> None:
         if self._failed:

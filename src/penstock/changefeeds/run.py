@@ -334,13 +334,14 @@ class ChangefeedRun:
             self._spawn(self._read(*self._ready.popleft()))
 
     async def _read(self, dispatcher: Dispatcher, asked: Read) -> None:
-        limit = self._options.slice_limit.up_to(self._sink.slice_bytes(dispatcher.span))
+        size = self._sink.slice_size(dispatcher.span)
+        limit = self._options.slice_limit.up_to(size.file_bytes)
         pace = self._pace
 
         async def read() -> Slice | None:
             async with self._reading_place():
                 return await self._source.next_slice(
-                    dispatcher.span, asked.start, asked.upto_ts, limit, begin=dispatcher.begin
+                    dispatcher.span, asked.start, asked.upto_ts, limit, begin=dispatcher.begin, size=size
                 )
 
         slice_ = await self._failures.retry(read)

@@ -33,9 +33,11 @@ from penstock.follow.progress import ProgressReader
 from penstock.follow.scans import change_options, scan_snapshot, scan_tail
 from penstock.follow.schema_subscription import MetaSubscription
 from penstock.follow.slices import (
+    ANY_SIZE,
     Position,
     Slice,
     SliceRange,
+    SliceSize,
     TableSpan,
     is_snapshot,
     plan_slice,
@@ -273,12 +275,13 @@ class SliceFollower(EventStoreFollower):
         limit: ReadLimit,
         *,
         begin: Position | None = None,
+        size: SliceSize = ANY_SIZE,
     ) -> Slice | None:
         """Return the changes after `start`, within the limit and up to `upto_ts`; None when there are none.
 
         Raises StaleRead when the history is gone, Unavailable also when the table is not captured.
         """
-        wanted = SliceRange(dispatcher, start, upto_ts, limit, snapshot=is_snapshot(start, begin))
+        wanted = SliceRange(dispatcher, start, upto_ts, limit, snapshot=is_snapshot(start, begin), size=size)
         if upto_ts < wanted.schema_ts:
             return None
         schema = self._history.schema_of(dispatcher.table_id, wanted.schema_ts)

@@ -133,11 +133,44 @@ class Slice:
 PART_ROWS = 256 * 1024
 """About how many rows a part has. Parts of a slice are encoded in parallel."""
 PART_BYTES = 16 * 1024 * 1024
-"""About how many bytes of objects a part of a snapshot has: its rows are sorted in memory."""
+"""About how many bytes of objects a part has. Rows of a snapshot are sorted in memory."""
+PART_BYTES_MIN = 1024 * 1024
+"""Parts are not smaller because more tasks are there: a task for less costs more than it saves."""
 BATCH_ROWS = 16 * 1024
 """How many rows a batch of a part has at most."""
-_PART = ReadLimit(PART_ROWS, PART_BYTES)
 _EVERYTHING = 1 << 62  # rows: more than any table has
+
+
+FILLED_MIN, FILLED_MAX = 0.75, 1.5
+"""A slice fills a file if it has such a part of its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSize:
+    """How large the next slice of a dispatcher should be.
+
+    About `file_bytes` fill a file, which one task makes. Up to `tasks` tasks share the encoding of others.
+    """
+
+    file_bytes: int
+    tasks: int = 1
+
+    def part_limit(self, rows: int, nbytes: int) -> ReadLimit:
+        """Return how large the parts of a slice of so many rows and bytes are.
+
+        One task reads all parts of its slice, one after the other, and each reads its objects anew: they are
+        few. Where tasks share a slice, each gets a part, also of few rows that are wide.
+        """
+        fills_file = FILLED_MIN * self.file_bytes <= nbytes <= FILLED_MAX * self.file_bytes
+        if self.tasks == 1 or fills_file:
+            return ReadLimit(PART_ROWS, PART_BYTES)
+        by_tasks = min(self.tasks, nbytes // PART_BYTES_MIN)
+        count = max(-(-rows // PART_ROWS), -(-nbytes // PART_BYTES), by_tasks, 1)
+        return ReadLimit(max(1, -(-rows // count)), max(1, -(-nbytes // count)))
+
+
+ANY_SIZE = SliceSize(1 << 62)
+"""Whatever the limit allows, for one task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +182,7 @@ class SliceRange:
     upto_ts: int
     limit: ReadLimit
     snapshot: bool  # whether `start` is inside a snapshot or at its beginning
+    size: SliceSize = ANY_SIZE
 
     @property
     def schema_ts(self) -> int:
@@ -210,8 +244,9 @@ class _SlicePlan:
         inside = HandleRange(low=low, high=high)
         weights = [_objects_weight(parts, self.wanted.limit), *_unflushed_weights(states, ts, inside)]
         rows, nbytes = sum(rows for rows, _ in weights), sum(nbytes for _, nbytes in weights)
-        if not _PART.allows(rows, nbytes):
-            bounds = [low, *_part_bounds(states, ts, low, high), high]
+        part_size = self.wanted.size.part_limit(rows, nbytes)
+        if not part_size.allows(rows, nbytes):
+            bounds = [low, *_part_bounds(states, ts, low, high, part_size), high]
             divided = [part.within(*handles) for handles in pairwise(bounds) for part in parts]
             parts = [part for part in divided if part is not None]
         end = Position(ts) if high == dispatcher.handle_to else Position(ts, high)
@@ -230,19 +265,22 @@ class _SlicePlan:
             return None
         end_ts = counts.last_admitted_ts(self.wanted.limit)
         rows, nbytes = counts.weigh(end_ts)
+        part_rows = self.wanted.size.part_limit(rows, nbytes).rows or rows
         parts: list[ChangesPartition] = []
         if start.handle is not None:
             # Inside the deletes of a commit, the rest of every row is still to come.
             done = b"" if start.phase is Phase.DELETES else start.handle
-            parts += self._parts(from_ts, start.ts, rows, low=max(done, dispatcher.handle_from))
+            parts += self._parts(from_ts, start.ts, rows, part_rows, low=max(done, dispatcher.handle_from))
         if end_ts > max(start.ts, from_ts):
-            parts += self._parts(max(start.ts, from_ts), end_ts, rows, low=dispatcher.handle_from)
+            parts += self._parts(max(start.ts, from_ts), end_ts, rows, part_rows, low=dispatcher.handle_from)
         return self._slice(Position(end_ts), parts, rows, nbytes)
 
-    def _parts(self, from_ts: int, to_ts: int, rows: int, *, low: bytes) -> Iterator[ChangesPartition]:
+    def _parts(
+        self, from_ts: int, to_ts: int, rows: int, part_rows: int, *, low: bytes
+    ) -> Iterator[ChangesPartition]:
         """Yield parts with the changes in (from_ts, to_ts] of the dispatcher's rows from `low` on."""
-        if rows > PART_ROWS:
-            planned = self._plan_parts(from_ts, to_ts, PART_ROWS)
+        if rows > part_rows:
+            planned = self._plan_parts(from_ts, to_ts, part_rows)
         else:
             options = ChangeOptions(**slice_options(self.schema))
             planned = [
@@ -284,9 +322,11 @@ def _end_within(
     return high if end is None or (high and end >= high) else end
 
 
-def _part_bounds(states: Sequence[PartitionState], ts: int, low: bytes, high: bytes) -> Iterator[bytes]:
+def _part_bounds(
+    states: Sequence[PartitionState], ts: int, low: bytes, high: bytes, part_size: ReadLimit
+) -> Iterator[bytes]:
     """Yield the handles that divide rows of a snapshot in [low, high) into parts."""
-    while (low := _end_within(states, ts, low, high, _PART)) != high:
+    while (low := _end_within(states, ts, low, high, part_size)) != high:
         yield low
 
 

@@ -15,7 +15,7 @@ from penstock.errors import Invalid
 from penstock.eventstore.read.partition import Refusal, TableView
 from penstock.eventstore.schema_version import SchemaVersion
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.slices import Position, Slice, TableSpan
+from penstock.follow.slices import ANY_SIZE, Position, Slice, SliceSize, TableSpan
 from penstock.tables.accounts import SYSTEM_ACCOUNT
 
 
@@ -75,8 +75,11 @@ class SliceSource(Protocol):
         limit: ReadLimit,
         *,
         begin: Position | None = None,
+        size: SliceSize = ANY_SIZE,
     ) -> Slice | None:
         """Return the changes after `start`, within the limit and up to `upto_ts`; None when there are none.
+
+        A commit that exceeds the limit comes as a whole. The size decides about its parts.
 
         A slice has at least one commit, or one row of a snapshot, even if the limit is smaller. The caller
         asks for a range without a DDL of the table and up to a readable `upto_ts`. `begin` is where the

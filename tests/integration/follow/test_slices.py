@@ -2,7 +2,7 @@
 
 import pickle
 import random  # noqa: TID251 - seeded, so that every run is the same
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from penstock.changes import collect_changes
-from penstock.changes.limits import ReadLimit
+from penstock.changes import ChangesPartition, collect_changes
+from penstock.changes.collect import open_range
+from penstock.changes.limits import ChangeCounts, ReadLimit
 from penstock.clock import SYSTEM, compose_ts
 from penstock.errors import Invalid, StaleRead, Unavailable
 from penstock.eventstore.capture.flight_server import FlightAccess
@@ -20,7 +21,7 @@ from penstock.eventstore.capture.flight_service import FlightService
 from penstock.eventstore.read.snapshot import read_snapshot
 from penstock.follow import slices as slicing
 from penstock.follow.follower import SliceFollower
-from penstock.follow.slices import Position, Slice, TableSpan
+from penstock.follow.slices import Position, Slice, SliceSize, TableSpan
 from penstock.tables.alter import add_column
 from penstock.tables.keys import encode_handle
 from support.itemtables import item, item_table
@@ -200,6 +201,38 @@ async def test_large_slices_have_parts_in_order(world: SourceWorld, monkeypatch:
             assert sorted(read(piece)) == expected
 
 
+async def test_tasks_share_a_slice_by_its_bytes_unless_it_fills_a_file(
+    world: SourceWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slicing, "PART_BYTES_MIN", 1000)
+    world.flush()
+    async with world.source() as source:
+        spec = TableSpan.of("feed", 1)
+
+        async def parts(size: SliceSize) -> Sequence[ChangesPartition]:
+            piece = await source.next_slice(spec, Position(START), world.ts, ReadLimit(), size=size)
+            assert piece is not None
+            assert sorted(read(piece)) == whole(world, START, world.ts)
+            return piece.parts
+
+        (alone,) = await parts(SliceSize(1 << 40))
+        assert len(await parts(SliceSize(1000, tasks=4))) >= 4
+        assert len(await parts(SliceSize(1000, tasks=1))) == 1
+        nbytes = ChangeCounts(open_range(alone.table, START, world.ts), START, world.ts).weigh(world.ts)[1]
+        assert len(await parts(SliceSize(nbytes, tasks=4))) == 1
+
+
+def test_parts_are_for_all_tasks_but_not_smaller_than_a_task_is_worth() -> None:
+    mib = 1024 * 1024
+    wide = SliceSize(6 * mib, tasks=8).part_limit(rows=800, nbytes=64 * mib)
+    assert (wide.rows, wide.nbytes) == (100, 8 * mib)
+    small = SliceSize(6 * mib, tasks=8).part_limit(rows=10_000, nbytes=2 * mib)
+    assert small.nbytes == mib
+    many = SliceSize(6 * mib, tasks=2).part_limit(rows=1000, nbytes=640 * mib)
+    assert many.nbytes == slicing.PART_BYTES
+    assert SliceSize(6 * mib, tasks=8).part_limit(rows=900, nbytes=6 * mib).allows(900, 6 * mib)
+
+
 def snapshot(world: SourceWorld, ts: int) -> list[bytes]:
     batches = read_snapshot(world.view(), ts, columns=["_handle"])
     return sorted(each for batch in batches for each in batch.column(0).to_pylist())
@@ -211,7 +244,7 @@ def snapshot(world: SourceWorld, ts: int) -> list[bytes]:
 async def test_a_snapshot_comes_in_slices_and_then_the_changes(
     seen: SourceWorld, bounds: tuple[bytes, bytes], part_rows: int, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slicing, "_PART", ReadLimit(part_rows, slicing.PART_BYTES))
+    monkeypatch.setattr(slicing, "PART_ROWS", part_rows)
     ts = list(seen.moments())[at]
     low, high = bounds
     begin = Position(ts, b"")

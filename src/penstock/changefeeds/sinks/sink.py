@@ -11,7 +11,7 @@ from typing import Protocol
 from penstock.changefeeds.model import PendingFile
 from penstock.errors import PenstockError
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.slices import Position, Slice, TableSpan
+from penstock.follow.slices import Position, Slice, SliceSize, TableSpan
 
 
 class DmlEvent:
@@ -113,8 +113,8 @@ class Sink(Protocol):
     failure, which `run` raises, nothing is acknowledged any more, and the calls for DDLs raise.
     """
 
-    def slice_bytes(self, dispatcher: TableSpan) -> int | None:
-        """Return how many bytes the next slice of a dispatcher should have at most; None: any number."""
+    def slice_size(self, dispatcher: TableSpan) -> SliceSize:
+        """Return how large the next slice of a dispatcher should be."""
 
     def add_dml_event(self, event: DmlEvent) -> None:
         """Accept a slice. It never blocks and does no I/O."""

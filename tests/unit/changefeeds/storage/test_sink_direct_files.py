@@ -97,7 +97,7 @@ async def test_a_slice_that_fills_a_file_skips_the_spool_once_its_size_is_known(
             await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
         assert len(world.engine.files) == 20
         assert 0 < len(world.engine.encode_jobs) < 10
-        assert world.sink.slice_bytes(world.span(1)) == pytest.approx(1000, rel=0.1)
+        assert world.sink.slice_size(world.span(1)).file_bytes == pytest.approx(1000, rel=0.1)
 
 
 async def test_one_dispatcher_alone_has_several_files_under_way_on_several_cores() -> None:
@@ -142,22 +142,34 @@ async def test_a_marker_waits_for_every_file_that_is_under_way() -> None:
         assert "d1@7 flushed" in world.told
 
 
-async def test_one_dispatcher_with_a_row_filter_uses_the_spool_where_many_tasks_encode() -> None:
-    engine = RowlessEngine(cores=2)
-    rules = (RowFilterRule(("shop.other",), "id > 5"),)
+async def test_a_row_filter_that_suddenly_leaves_nothing_costs_a_few_empty_files() -> None:
+    engine = RowlessEngine(cores=2, sizes=lambda piece: [piece.nbytes // 4] if piece.end.ts <= 12 else [])
+    rules = (RowFilterRule(("shop.items",), "id > 5"),)
     async with SinkWorld(
         engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000, row_filters=rules
     ) as world:
-        for ts in range(1, 11):
-            world.add(1, ts, 1000)
+        for ts in range(1, 4):
+            world.add(1, ts, 4000)
             await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
-        assert world.engine.made == []
-        assert world.sink.slice_bytes(world.span(1)) is None
-        world.add(2, 11, 10)
-        await world.until(lambda: "d2@11 woken" in world.told)
-        world.add(1, 11, 1000)
+        engine.writing.shut()
+        for ts in range(4, 60):
+            world.add(1, ts, 4000)
+        await world.until(lambda: engine.writing.waiting == 8)
+        engine.writing.open()
         await world.until(lambda: "d1@11 flushed" in world.told)
-        assert len(world.engine.made) == 1
+        for ts in range(60, 100):
+            # As a changefeed does: as large as fills a file, and no larger than 16 of these.
+            nbytes = min(world.sink.slice_size(world.span(1)).file_bytes, 64_000)
+            world.add(1, ts, nbytes)
+            await world.until(lambda: f"d1@{ts} woken" in world.told)  # noqa: B023 - awaited at once
+        world.add(1, 100, 4000, flush=True)
+        await world.until(lambda: "d1@100 flushed" in world.told)
+        assert world.sink.slice_size(world.span(1)).file_bytes > 64_000
+    flushed = [told for told in world.told if told.endswith("flushed")]
+    assert flushed == [f"d1@{ts} flushed" for ts in range(1, 101)]
+    empty = [file for file in engine.files if not file.chunks]
+    assert engine.made_at_once == 8, "with a filter too, files are made side by side"
+    assert 0 < len(empty) <= 8
 
 
 async def test_a_slice_without_rows_leaves_no_file_and_no_hole() -> None:

@@ -68,8 +68,8 @@ class Buffers:
     """The chunks of each dispatcher, and the files that are due.
 
     A file is due when it has reached its size, at the end of the interval in which its oldest row arrived,
-    when a marker or another schema version follows, when the spool needs room, or on close. A dispatcher whose file
-    is due goes on collecting until the file is taken, so that a slow remote makes files larger, not more.
+    when a marker or another schema version follows, when the spool needs room, or on close. A dispatcher
+    whose file is due goes on collecting until it is taken, so that a slow remote makes files larger, not more.
     Dispatchers that are due take turns. A dispatcher has one file under way, and up to `files_max` while
     slices that fill files wait: these are made at the same time, and acknowledged in order.
     """
@@ -239,6 +239,12 @@ class Buffers:
             self._enqueue(buffer)
         return ended
 
+    def note_rows(self, dispatcher_id: str, *, any_left: bool) -> None:
+        """Record whether a file of slices had any rows. After one without, no file is begun behind another:
+        one that is followed would have to be written without rows too.
+        """
+        self._buffers[dispatcher_id].sparse = not any_left
+
     def flush(self) -> None:
         """Make everything due, now and from now on: the sink closes."""
         self._closing = True
@@ -355,6 +361,7 @@ class DispatcherBuffer:
     beginning: bool = False  # files were taken, and what they hold is not stored yet
     queued: bool = False  # its turn is coming
     forced: FlushReason | None = None  # why the queue is to be written, if neither size nor a break says so
+    sparse: bool = False  # a filter left no row of its last file: so it may be with the next one
     timed: bool = False  # a deadline of it is watched
     due: bool = False  # it wants a file
     _last_kind: Kind | None = None  # of the newest rows in the queue
@@ -446,7 +453,8 @@ class DispatcherBuffer:
             sum(rows.nbytes for rows in taken),
             waiting,
             reason or self.forced or FlushReason.INTERVAL,
-            followed=all(isinstance(rows, BufferedSlice) and rows.fills_file for rows in taken),
+            followed=not self.sparse
+            and all(isinstance(rows, BufferedSlice) and rows.fills_file for rows in taken),
         )
         self.writing.append(task)
         self.forced = None

@@ -16,7 +16,7 @@ from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
 from penstock.eventloop import Notifier, Place, TaskScope, ThreadRunner, WakeUp
 from penstock.follow.ddl_events import DdlEvent
-from penstock.follow.slices import Slice, TableSpan
+from penstock.follow.slices import Slice, SliceSize, TableSpan
 
 _CHECKPOINT_INTERVAL_S = 1.0
 _THREADS = 64  # requests of the driver to the remote that overlap
@@ -93,9 +93,9 @@ class StorageSink:
         self._closing = False
         self._stopped = False
 
-    def slice_bytes(self, dispatcher: TableSpan) -> int | None:
-        """Return how many estimated bytes a slice should have to fill a file; None: any number."""
-        return self._ledger.slice_bytes(dispatcher.id)
+    def slice_size(self, dispatcher: TableSpan) -> SliceSize:
+        """Return how many estimated bytes a slice should have to fill a file, and who encodes others."""
+        return self._ledger.slice_size(dispatcher.id)
 
     def add_dml_event(self, event: DmlEvent) -> None:
         """Append a slice to its dispatcher's queue. It never blocks; after a failure the slice is ignored."""
