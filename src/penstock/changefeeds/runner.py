@@ -27,7 +27,7 @@ from penstock.changefeeds.sinks.storage.options import (
 )
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
 from penstock.changefeeds.sinks.storage.sink import StorageSink
-from penstock.changefeeds.sinks.storage.spool import SpoolAllowance
+from penstock.changefeeds.sinks.storage.spool import ItemBudget, ItemShare, SpoolAllowance
 from penstock.changefeeds.store import ChangefeedStore, LeasedProgress
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Denied, Fenced, Invalid, PenstockError, Unavailable
@@ -53,11 +53,12 @@ _READS = Shares.of(256)  # reads of the event store that are under way, or wait 
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """What the changefeeds of an account share in a process: threads, reads and bytes of spools."""
+    """What the changefeeds of an account share in a process: threads, reads, bytes and items of spools."""
 
     thread: Place
     read: Place
     spools: SpoolAllowance | None
+    open_items: Callable[[], ItemShare]
     abandoned: "set[asyncio.Task[None]]" = field(default_factory=set)
     """Runs that were ended, and of which a call has not returned."""
 
@@ -159,6 +160,7 @@ class ChangefeedRunner:
         self._left: dict[str, str] = {}  # why changefeeds were left to others, as it was logged
         self._threads = AccountPlaces(_THREADS)
         self._reads = AccountPlaces(_READS)
+        self._items = ItemBudget()
         self._limits: dict[str, AccountLimits] = {}
 
     async def run(self, *, until_idle: bool = False) -> None:
@@ -264,6 +266,7 @@ class ChangefeedRunner:
                 partial(self._threads.hold, account),
                 partial(self._reads.hold, account),
                 None if nbytes is None else SpoolAllowance(nbytes),
+                partial(self._items.open, account),
             )
         return self._limits[account]
 
@@ -396,6 +399,7 @@ class _RunningChangefeed:
             options,
             changefeed=self._changefeed_id,
             allowance=self._limits.spools,
+            items=self._limits.open_items(),
             place=self._limits.thread,
             clock=self._clock,
         )

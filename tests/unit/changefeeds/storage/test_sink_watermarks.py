@@ -7,6 +7,7 @@ from prometheus_client import REGISTRY
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
+from penstock.changefeeds.sinks.storage.spool import ItemBudget
 from penstock.follow.slices import Position
 from penstock.testing.clock import ManualClock
 from support.sinkparts import RowlessEngine, SinkWorld, Watched, sink_options, slice_of
@@ -157,7 +158,8 @@ def test_what_the_driver_knows_of_a_backlog_is_bounded_however_small_its_slices_
     """Dispatchers send one tiny slice after the other, as fast as they are woken; nothing is ever written."""
     told: list[str] = []
     options = sink_options(spool_disk_quota=1 << 40, file_size=1 << 30, flush_interval_s=3600.0)
-    ledger = Ledger(options, SinkMetrics("test"), lambda _: None, ManualClock(), items_max=500)
+    share = ItemBudget(1000).open()
+    ledger = Ledger(options, SinkMetrics("test"), lambda _: None, ManualClock(), items=share)
     dispatchers, segment = 20, 0
     sent = dict.fromkeys(range(dispatchers), 1)
     for number in range(dispatchers):

@@ -2,7 +2,7 @@
 
 from penstock.changefeeds.engines.engine import Chunk
 from penstock.changefeeds.sinks.sink import DmlEvent
-from penstock.changefeeds.sinks.storage.spool import Spool, SpoolAllowance
+from penstock.changefeeds.sinks.storage.spool import ItemBudget, ItemShare, Spool, SpoolAllowance
 from penstock.follow.slices import Position
 from support.sinkparts import slice_of
 
@@ -102,7 +102,7 @@ def test_the_oldest_segments_are_named_until_few_enough_bytes_are_left() -> None
 
 
 def test_many_small_items_hold_wakes_back_as_bytes_do() -> None:
-    spool = Spool(1000, items_max=10)
+    spool = Spool(1000, items=ItemBudget(20).open())
     for number in range(8):
         spool.add([chunk(1, number, number)])
     assert spool.admit(event())
@@ -115,6 +115,38 @@ def test_many_small_items_hold_wakes_back_as_bytes_do() -> None:
     spool.remove([chunk(1, 1, 1)])
     assert len(spool.release_held()) == 1
     assert spool.keep_bytes == spool.low_bytes
+
+
+class Taker:
+    """A spool that takes one more piece as long as it is allowed to."""
+
+    def __init__(self, share: ItemShare) -> None:
+        self.share = share
+        self.spool = Spool(1 << 40, items=share)
+
+    def take(self, most: int = 10_000) -> int:
+        while self.spool.items < most and (self.spool.release_held() or self.spool.admit(event())):
+            self.spool.add_direct(1)
+        return self.spool.items
+
+
+def test_all_spools_of_a_process_share_its_items_and_who_comes_late_has_a_part() -> None:
+    budget = ItemBudget(1000)
+    greedy = [Taker(budget.open("ann")) for _ in range(3)]
+    assert 400 <= greedy[0].take() <= 402
+    late = Taker(budget.open("bob"))
+    assert 200 <= late.take() <= 202, "a half of the second half: there are two accounts"
+    for taker in greedy:
+        taker.take()
+    assert all(taker.spool.items >= 66 for taker in greedy), "a third of the account's part"
+    assert budget.items <= 1000
+    held = greedy[0].spool.items
+    greedy[0].share.close()
+    greedy[0].spool.remove_direct(held, held)  # what a closed sink still does counts for nobody
+    assert budget.items == sum(taker.spool.items for taker in (*greedy[1:], late))
+    more = [Taker(budget.open(f"account {number}")) for number in range(100)]
+    assert all(taker.take() >= 1 for taker in more), "none starves"
+    assert budget.items <= 1000
 
 
 def test_spools_of_an_account_share_its_allowance() -> None:

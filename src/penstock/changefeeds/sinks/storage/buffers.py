@@ -69,7 +69,7 @@ class Buffers:
 
     A file is due when it has reached its size, at the end of the interval in which its oldest row arrived,
     when a marker or another schema version follows, when the spool needs room, or on close. A dispatcher
-    whose file is due goes on collecting until it is taken, so that a slow remote makes files larger, not more.
+    whose file is due goes on collecting until it is taken: a slow remote makes files larger, not more.
     Dispatchers that are due take turns. A dispatcher has one file under way, and up to `files_max` while
     slices that fill files wait: these are made at the same time, and acknowledged in order.
     """

@@ -14,7 +14,7 @@ from penstock.changefeeds.sinks.sink import DmlEvent, DrainMarker, QueueItem
 from penstock.changefeeds.sinks.storage.buffers import Buffers, FileTask, SizeEstimator
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
-from penstock.changefeeds.sinks.storage.spool import ITEMS_MAX, Spool, SpoolAllowance
+from penstock.changefeeds.sinks.storage.spool import ItemShare, Spool, SpoolAllowance
 from penstock.clock import Clock
 from penstock.follow.slices import FILLED_MAX, FILLED_MIN, SliceSize
 
@@ -204,11 +204,11 @@ class Ledger:
         clock: Clock,
         *,
         cores: int = 1,
-        items_max: int = ITEMS_MAX,
+        items: ItemShare | None = None,
         allowance: SpoolAllowance | None = None,
     ) -> None:
         self.shards = Shards(options.worker_count)
-        self.spool = Spool(options.spool_disk_quota, allowance=allowance, items_max=items_max)
+        self.spool = Spool(options.spool_disk_quota, allowance=allowance, items=items)
         self._file_size = options.file_size
         self._file_ratios = SizeEstimator(options.file_size)  # bytes of a file per byte of its chunks
         # bytes of chunks per estimated byte of their slice
@@ -281,9 +281,9 @@ class Ledger:
     def _fills_file(self, event: DmlEvent, nbytes: int) -> bool:
         """Return whether a slice fills a file, which is then made without the spool.
 
-        A slice that is too large for one file is cut in the spool, encoded by many tasks. So is every slice of
-        a dispatcher before it is known how large they become. With row filters that is what they have become
-        lately: where a filter suddenly leaves nothing, only the files under way are written without rows.
+        A slice that is too large for one file is cut in the spool, encoded by many tasks. So is every slice
+        of a dispatcher before it is known how large they become. With row filters that is what they have
+        become lately: where a filter suddenly leaves nothing, only the files under way have no rows.
         """
         dispatcher_id = event.slice.dispatcher.id
         share = nbytes * self._file_ratios.ratio(dispatcher_id) / self._file_size

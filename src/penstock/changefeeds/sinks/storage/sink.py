@@ -10,7 +10,7 @@ from penstock.changefeeds.sinks.storage.ledger import Ledger
 from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.remote_files import RemoteFiles
-from penstock.changefeeds.sinks.storage.spool import SpoolAllowance
+from penstock.changefeeds.sinks.storage.spool import ItemBudget, ItemShare, SpoolAllowance
 from penstock.changefeeds.sinks.storage.workers import EncodeLoop, PendingRecords, WriteLoop, write_again
 from penstock.clock import SYSTEM, Clock
 from penstock.errors import Unavailable
@@ -43,16 +43,19 @@ class StorageSink:
         *,
         changefeed: str,
         allowance: SpoolAllowance | None = None,
+        items: ItemShare | None = None,
         place: Place | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """Make a sink; until it is closed, its spool is one of those that share the `allowance`.
+        """Make a sink; until it is closed, its spool is one of those that share the `allowance`, and has its
+        share of `items`.
 
         Each call of the remote holds a `place`.
         """
         self._allowance = allowance
         if allowance is not None:
             allowance.open += 1
+        self._items = items or ItemBudget().open()
         self._engine = engine
         self._files = files
         self._options = options
@@ -62,7 +65,13 @@ class StorageSink:
         self._records = PendingRecords(progress, self._tasks)
         self._threads = ThreadRunner(_THREADS, "penstock-sink", place=place)
         self._ledger = Ledger(
-            options, self._metrics, self._release, clock, cores=engine.cores, allowance=allowance
+            options,
+            self._metrics,
+            self._release,
+            clock,
+            cores=engine.cores,
+            items=self._items,
+            allowance=allowance,
         )
         self._set_marks()
         self._writing = WriteLoop(
@@ -222,6 +231,7 @@ class StorageSink:
         if self._allowance is not None:
             self._allowance.open -= 1
             self._allowance = None
+        self._items.close()
         await self._engine.close()
 
     async def _housekeep(self) -> None:

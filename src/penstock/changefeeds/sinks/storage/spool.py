@@ -1,5 +1,6 @@
 """Counts what the engine holds between encoding and the remote, and decides which dispatchers go on. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from penstock.changefeeds.sinks.sink import DmlEvent
 HIGH = 0.8  # of the quota: above it no dispatcher is woken
 LOW = 0.6  # of the quota: at or below it all are woken again
 ITEMS_MAX = 50_000
-"""Descriptions of chunks and slices in the driver's memory, about 1 KiB each: the quota of those."""
+"""Descriptions of chunks and slices in the memory of a process, about 1 KiB each: the quota of those."""
 
 
 @dataclass(slots=True)
@@ -32,6 +33,66 @@ class SpoolAllowance:
         return max(1, self._nbytes // max(1, self.open))
 
 
+class ItemBudget:
+    """How many items the spools of a process may describe together. Pure.
+
+    Half of it is for whoever comes first. Of the other half each account has the same part, and each of its
+    spools the same part of that: a spool that comes late has it, whatever the others hold.
+
+    Invariant: a spool is full only when the first half is used up and it has its own part too. So all spools
+    together have no more than the budget, but for one item of each dispatcher that was woken before.
+    """
+
+    def __init__(self, items_max: int = ITEMS_MAX) -> None:
+        self.half = items_max // 2
+        self.items = 0
+        """How many items all spools have."""
+        self._open: Counter[str] = Counter()
+
+    def open(self, account: str = "") -> "ItemShare":
+        """Return the share of a new spool; close it in the end."""
+        self._open[account] += 1
+        return ItemShare(self, account)
+
+    def part(self, account: str) -> float:
+        """Return how many items each spool of an account may have in any case."""
+        return self.half / max(1, len(self._open)) / max(1, self._open[account])
+
+    def close(self, account: str) -> None:
+        """Give the part of a spool to others."""
+        self._open[account] -= 1
+        if not self._open[account]:
+            del self._open[account]
+
+
+class ItemShare:
+    """The items of one spool of an account, within the budget of its process."""
+
+    def __init__(self, budget: ItemBudget, account: str) -> None:
+        self._budget = budget
+        self._account = account
+        self.items = 0
+        self._closed = False
+
+    def add(self, items: int) -> None:
+        """Count items; fewer than none: uncount them."""
+        if not self._closed:
+            self.items += items
+            self._budget.items += items
+
+    def exceeds(self, mark: float) -> bool:
+        """Return whether there are too many: more than a part `mark` of what the spool may have."""
+        budget = self._budget
+        return budget.items > mark * budget.half and self.items > mark * budget.part(self._account)
+
+    def close(self) -> None:
+        """Leave the budget to others, with what is still counted."""
+        if not self._closed:
+            self.add(-self.items)
+            self._closed = True
+            self._budget.close(self._account)
+
+
 class Spool:
     """Counts chunks, and holds back wakes while there are too many.
 
@@ -39,7 +100,8 @@ class Spool:
     without the spool, by what is expected of them; both decide about wakes, with hysteresis: bytes are with
     the engine, and every item has a description here, however small it is. A segment is released only as a
     whole. So the quota limits `retained_bytes`, all bytes of every segment that is not released, together
-    with what running encode jobs are expected to add. The part of an `allowance` is a quota too.
+    with what running encode jobs are expected to add. The part of an `allowance` is a quota too. `items` is
+    its share of the process's items.
     """
 
     def __init__(
@@ -47,7 +109,7 @@ class Spool:
         quota_bytes: int,
         *,
         allowance: SpoolAllowance | None = None,
-        items_max: int = ITEMS_MAX,
+        items: ItemShare | None = None,
         high: float = HIGH,
         low: float = LOW,
     ) -> None:
@@ -57,15 +119,18 @@ class Spool:
         self._allowance = allowance
         self._high = high
         self._low = low
-        self._high_items = int(items_max * high)
-        self._low_items = int(items_max * low)
+        self._items = items or ItemBudget().open()
         self.nbytes = 0
-        self.items = 0
         self.retained_bytes = 0
         self.expected_bytes = 0
         self.paused = False
         self._held: list[DmlEvent] = []
         self._segments: dict[int, _SpoolSegment] = {}  # in the order in which they came
+
+    @property
+    def items(self) -> int:
+        """How many chunks and slices are not on the remote yet."""
+        return self._items.items
 
     @property
     def quota_bytes(self) -> int:
@@ -101,14 +166,14 @@ class Spool:
     @property
     def keep_bytes(self) -> int:
         """How many bytes may rest while it is paused; none when there are too many small items."""
-        return 0 if self.items > self._low_items else self.low_bytes
+        return 0 if self._items.exceeds(self._low) else self.low_bytes
 
     def _pause_if_full(self) -> None:
-        if self.nbytes > self.high_bytes or self.items > self._high_items:
+        if self.nbytes > self.high_bytes or self._items.exceeds(self._high):
             self.paused = True
 
     def _resume_if_low(self) -> None:
-        if self.nbytes <= self.low_bytes and self.items <= self._low_items:
+        if self.nbytes <= self.low_bytes and not self._items.exceeds(self._low):
             self.paused = False
 
     def expect(self, nbytes: int) -> None:
@@ -128,21 +193,21 @@ class Spool:
             segment.nbytes += chunk.nbytes
             self.retained_bytes += chunk.nbytes
             self.nbytes += chunk.nbytes
-            self.items += 1
+            self._items.add(1)
         self._pause_if_full()
 
     def add_direct(self, nbytes: int) -> None:
         """Count a slice that goes into its file without the spool, by the bytes that are expected of it."""
         self.retained_bytes += nbytes
         self.nbytes += nbytes
-        self.items += 1
+        self._items.add(1)
         self._pause_if_full()
 
     def remove_direct(self, nbytes: int, items: int) -> None:
         """Uncount slices that are on the remote or dropped."""
         self.retained_bytes -= nbytes
         self.nbytes -= nbytes
-        self.items -= items
+        self._items.add(-items)
         self._resume_if_low()
 
     def admit(self, event: DmlEvent) -> bool:
@@ -159,7 +224,7 @@ class Spool:
             segment = self._segments[chunk.segment]
             segment.chunks -= 1
             self.nbytes -= chunk.nbytes
-            self.items -= 1
+            self._items.add(-1)
             if segment.chunks == 0:
                 del self._segments[chunk.segment]
                 self.retained_bytes -= segment.nbytes
