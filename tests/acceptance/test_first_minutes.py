@@ -7,12 +7,34 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from penstock.control.part_states import PartStatus, UpStates
+
 ROOT = Path(__file__).parent.parent.parent
 PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
+
+
+def parts_of(folder: Path) -> tuple[PartStatus, ...]:
+    """The parts of a deployment that runs."""
+    states = UpStates.read(folder)
+    assert states is not None
+    return states.parts
+
+
+def rows_by_engine(addr: str | None) -> Counter[tuple[str, str]]:
+    """How many rows a part has worked on, by stage and engine."""
+    found = Counter[tuple[str, str]]()
+    if addr:
+        with urllib.request.urlopen(f"http://{addr}/metrics", timeout=60) as answer:
+            for line in answer.read().decode().splitlines():
+                sample = re.fullmatch(r'penstock_rows_total\{engine="(\w+)",stage="(\w+)"\} (\S+)', line)
+                if sample is not None and float(sample[3]):
+                    found[sample[2], sample[1]] += int(float(sample[3]))
+    return found
 
 
 def test_the_demonstration_compares_every_target_and_lets_people_look_at_it(tmp_path: Path) -> None:
@@ -32,6 +54,7 @@ def test_the_demonstration_compares_every_target_and_lets_people_look_at_it(tmp_
         )
         with urllib.request.urlopen(asked, timeout=60) as answer:
             overview = json.load(answer)
+        worked = {part.name: rows_by_engine(part.metrics_addr) for part in parts_of(tmp_path / "demo" / "up")}
         child.send_signal(signal.SIGINT)
         child.stdout.read()
         assert child.wait(120) == 0
@@ -44,6 +67,11 @@ def test_the_demonstration_compares_every_target_and_lets_people_look_at_it(tmp_
     assert re.search(r"│ \d+\.\d\d │ .*(copper|kettle)", text), "neither index found anything"
     assert {each["id"] for each in overview["changefeeds"]} == {"shop-canal-json", "shop-parquet"}
     assert len(overview["jobs"]) == 3
+    feeds, jobs = worked["changefeeds"], worked["jobs"]
+    assert feeds.keys() == {("read", "spark"), ("encode", "spark"), ("write", "spark")}
+    # Of the jobs, both indexes are written by executors; batches are for the later changes of the Delta table.
+    assert jobs.keys() <= {("read", "spark"), ("consume", "spark"), ("consume", "local")}
+    assert jobs["consume", "spark"] > 0
     parts = (tmp_path / "demo" / "parts.log").read_text()
     assert "penstock" not in parts.lower() or "ERROR" not in parts, parts
 

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http.client import HTTPConnection
@@ -60,7 +60,17 @@ class S3Server:
 
     host: str
     port: int
+    answers: threading.Event
     _numbers: Iterator[int] = field(default_factory=count)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Answer nobody, from entry to exit. What was asked meanwhile is done then, whoever has given up."""
+        self.answers.clear()
+        try:
+            yield
+        finally:
+            self.answers.set()
 
     def bucket(self, name: str = "") -> S3Bucket:
         """Create a bucket, with a name that no other has unless one is given."""
@@ -87,13 +97,15 @@ def s3_server() -> Iterator[S3Server]:
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for each request
     moto = DomainDispatcherApplication(create_backend_app)
-    application = _OneConditionAtATime(moto)
+    answers = threading.Event()
+    answers.set()
+    application = _OneConditionAtATime(moto, answers)
     with make_server(
         "127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler
     ) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield S3Server("127.0.0.1", server.server_port)
+        yield S3Server("127.0.0.1", server.server_port, answers)
         server.shutdown()
         thread.join()
 
@@ -102,13 +114,16 @@ class _OneConditionAtATime:
     """Lets one request at a time change an object on a condition.
 
     S3 decides and writes in one step; moto looks first and writes then, and two writers can both succeed.
+    Nobody is served while `answers` is not set.
     """
 
-    def __init__(self, application: "WSGIApplication") -> None:
+    def __init__(self, application: "WSGIApplication", answers: threading.Event) -> None:
         self._application = application
+        self._answers = answers
         self._lock = threading.Lock()
 
     def __call__(self, environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        self._answers.wait()
         conditional = {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"} & environ.keys()
         if not conditional or environ["REQUEST_METHOD"] in {"GET", "HEAD"}:
             return self._application(environ, start_response)

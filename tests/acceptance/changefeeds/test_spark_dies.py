@@ -34,6 +34,7 @@ from support.sparkcluster import java_of
 pytestmark = pytest.mark.timeout(1200)
 WAIT_S = 300.0
 GOES_ON_S = 30.0  # after a kill, on a machine that has a core for each process that wants one
+FEEDS = {"copy": "canal-json", "lake": "parquet", "lines": "csv"}
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ def wait_for(find: Callable[[], T]) -> T:
 
 
 class World:
-    """A deployment whose changefeed and whose job do everything on Spark."""
+    """A deployment whose changefeeds and whose job do everything on Spark."""
 
     def __init__(self, folder: Path, bucket: S3Bucket | None = None) -> None:
         """Events and files are in a bucket, if there is one, else in folders."""
@@ -67,11 +68,12 @@ class World:
                 **options,
             },
             "changefeeds": {
-                "copy": {
-                    "sink_uri": f"{place}/copy",
+                name: {
+                    "sink_uri": f"{place}/{name}",
                     **options,
-                    "sink": {"protocol": "canal-json", "flush-interval": "1s"},
+                    "sink": {"protocol": protocol, "flush-interval": "1s"},
                 }
+                for name, protocol in FEEDS.items()
             },
             "jobs": {"data": str(folder / "jobs")},
             "up": {"api": False, "data": str(folder / "up")},
@@ -221,8 +223,8 @@ def test_changefeeds_and_jobs_whose_java_is_killed_go_on_with_a_new_session_and_
     wait_for(lambda: world.copied() == {1, 2, 3})
     assert world.metric("penstock_spark_session_missing") == 0
     wait_for(lambda: world.metric("penstock_spark_session_starting") == 0)
-    # Three rows were read, encoded and written; they are counted just after the file has appeared.
-    wait_for(lambda: world.status()["engines"]["spark"] >= 9)
+    # Three rows were read, encoded and written, by each; they are counted just after the file has appeared.
+    wait_for(lambda: world.status()["engines"]["spark"] >= 9 * len(FEEDS))
     status = world.status()
     assert status["engine"] == "spark"
     assert status["engines"]["local"] == 0

@@ -1,9 +1,10 @@
-"""A store, a capture and a changefeed as processes, files on an S3 server, and kill -9 of them in turn: the
-changefeed, its Java, a Python worker of Spark's, the capture.
+"""A store, a capture and a changefeed as processes, files on an S3 server, and what happens to them in turn:
+kill -9 of the changefeed, its Java, a Python worker of Spark's, the capture; SIGTERM to it and all
+that it has started; a server that answers nobody for a while.
 
-Rows and schemas change all the time. After every kill a consumer that has followed the directory has exactly
-the rows that the source had at its checkpoint, and the changefeed goes on, by itself unless it was killed.
-`penstock verify` compares the directory with the tables at the end.
+Rows and schemas change all the time. After each of these a consumer that has followed the directory has
+exactly the rows that the source had at its checkpoint, and the changefeed goes on, by itself unless it was
+ended. `penstock verify` compares the directory with the tables at the end.
 PENSTOCK_SEED draws other moments and other rows.
 """
 
@@ -12,8 +13,8 @@ import random  # noqa: TID251 - seeded
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count, cycle
+from contextlib import contextmanager, suppress
+from itertools import chain, count, cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,24 @@ from penstock.testing.directory import Replica
 from support.campaign import length
 from support.capture import CaptureProcess
 from support.command import ServiceProcess, penstock
-from support.s3server import SECRET, S3Bucket
+from support.s3server import SECRET, S3Bucket, S3Server
 from support.spark import QUICK_SPARK
-from support.sparkcluster import java_of, workers_of
+from support.sparkcluster import is_alive, java_of, workers_of
 from support.tablesat import TablesAt, tables_with_rows
 from support.warmstart import shared_start
 from support.warmstore import WarmStore
 
 SEED = os.environ.get("PENSTOCK_SEED", "6")
-# Java starts again after two of eight kills; workers and captures come back soon.
-VICTIMS = ("changefeed", "worker", "capture", "worker", "java", "worker", "capture", "worker")
+# Java starts again after few of them; workers and captures come back soon.
+VICTIMS = ("changefeed", "worker", "capture", "worker", "java", "worker", "group", "capture", "remote", "worker")
 KILLS = length(20, 1000)
+HANG_S = length(6, 600)  # the first time; later as in `make test`
+STOP_S = 30.0  # in order, on a machine with other work: Java is killed when it takes five
+DRIVER_MEMORY_MIB = 600  # Python and its libraries; what waits is in the spool, which Java has
+JAVA_MEMORY_MIB = 1024 + 400  # the heap that QUICK_SPARK gives it, and what Java has beside
 DEADLINE_S = 300.0  # Spark may have to start first, beside three other sessions that do
 
-pytestmark = pytest.mark.timeout(600 + KILLS * 60)
+pytestmark = pytest.mark.timeout(600 + HANG_S + KILLS * 60)
 LARGE = 400
 COLUMNS = [("id", "bigint primary key"), ("name", "varchar(64)")]
 
@@ -195,7 +200,7 @@ class Commands:
 def settings(folder: Path, pd_addr: str, bucket: S3Bucket) -> dict[str, Any]:
     feed = {
         "sink_uri": f"{bucket.url}/changes?protocol=canal-json&enable-tidb-extension=true&flush-interval=1s",
-        "sink": {"file-size": 100_000},
+        "sink": {"file-size": 100_000, "spool-disk-quota": "1MiB"},  # a hang fills it
         "storage_options": bucket.options,
         "tables": ["shop.*"],
         "start": "snapshot",
@@ -235,6 +240,41 @@ def checkpoint(storage: ObjectStorage) -> int:
     return 0 if data is None else decode_checkpoint(data)
 
 
+def memory_mib(pid: int) -> int:
+    """What a process has in memory now."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def hang(server: S3Server, sink: ServiceProcess, source: Source, seconds: float) -> None:
+    """Let the remote answer nobody while rows change, and watch the memory of the changefeed and its Java."""
+    until(lambda: java_of(sink.pid) is not None, "there is no Spark")
+    java = java_of(sink.pid)
+    assert java is not None
+    with server.hanging():
+        ends_at = SYSTEM.monotonic() + seconds
+        while SYSTEM.monotonic() < ends_at:
+            source.allow_more()
+            SYSTEM.pause(min(1.0, seconds / 4))
+            assert memory_mib(sink.pid) < DRIVER_MEMORY_MIB
+            assert memory_mib(java) < JAVA_MEMORY_MIB
+
+
+def terminate_group(sink: ServiceProcess) -> None:
+    """SIGTERM to the changefeed, its Java and Spark's workers at the same moment, as systemd sends it."""
+    until(lambda: java_of(sink.pid) is not None, "there is no Spark")
+    java = java_of(sink.pid)
+    assert java is not None
+    before, began_at = len(sink.log), SYSTEM.monotonic()
+    for pid in (*workers_of(java), java):
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGTERM)
+    assert sink.terminate() == 0, sink.log[before:]
+    assert SYSTEM.monotonic() - began_at < STOP_S
+    assert "Traceback" not in sink.log[before:], sink.log[before:]
+    assert not is_alive(java), "it leaves no Java behind"
+
+
 def kill(victim: str, sink: ServiceProcess, capture: CaptureProcess) -> None:
     """Kill what the changefeed needs; a capture is started again, and Spark's processes come back."""
     if victim == "capture":
@@ -249,13 +289,14 @@ def kill(victim: str, sink: ServiceProcess, capture: CaptureProcess) -> None:
 
 
 def test_a_consumer_has_the_rows_of_the_checkpoint_whatever_is_killed(
-    tmp_path: Path, s3_bucket: S3Bucket
+    tmp_path: Path, s3_server: S3Server, s3_bucket: S3Bucket
 ) -> None:
     drawn = random.Random(SEED)
     storage = open_storage(f"{s3_bucket.url}/changes", s3_bucket.options)
     config = tmp_path / "penstock.yaml"
     changefeed = Commands(config)
     warm = shared_start("penstock.cli.services.changefeeds")
+    hangs = chain([HANG_S], repeat(6))
 
     def disturb(source: Source) -> None:
         """Change more, and wait for a few more objects: whatever is going on then is interrupted."""
@@ -279,12 +320,15 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whatever_is_killed(
             assert sink.ready == {"changefeeds": ["all"]}
             disturb(source)  # in the middle of the snapshot
             for victim, _ in zip(cycle(VICTIMS), range(KILLS), strict=False):
-                if victim == "changefeed":
-                    sink.kill()
+                if victim in {"changefeed", "group"}:
+                    sink.kill() if victim == "changefeed" else terminate_group(sink)
                     reached = checkpoint(storage)
                     if reached:
                         assert follower.check() == reached
                     sink.start()
+                elif victim == "remote":
+                    reached = checkpoint(storage)
+                    hang(s3_server, sink, source, next(hangs))
                 else:
                     kill(victim, sink, capture)
                     reached = follower.check(at_rest=False)
