@@ -69,7 +69,7 @@ def test_the_demonstration_compares_every_target_and_lets_people_look_at_it(tmp_
     assert len(overview["jobs"]) == 3
     feeds, jobs = worked["changefeeds"], worked["jobs"]
     assert feeds.keys() == {("read", "spark"), ("encode", "spark"), ("write", "spark")}
-    # Of the jobs, both indexes are written by executors; batches are for the later changes of the Delta table.
+    # Executors write both indexes; batches are for the later changes of the Delta table.
     assert jobs.keys() <= {("read", "spark"), ("consume", "spark"), ("consume", "local")}
     assert jobs["consume", "spark"] > 0
     parts = (tmp_path / "demo" / "parts.log").read_text()

@@ -142,34 +142,35 @@ async def test_a_marker_waits_for_every_file_that_is_under_way() -> None:
         assert "d1@7 flushed" in world.told
 
 
-async def test_a_row_filter_that_suddenly_leaves_nothing_costs_a_few_empty_files() -> None:
-    engine = RowlessEngine(cores=2, sizes=lambda piece: [piece.nbytes // 4] if piece.end.ts <= 12 else [])
+async def test_one_dispatcher_with_a_row_filter_uses_the_spool_where_many_tasks_encode() -> None:
+    engine = RowlessEngine(cores=2)
+    rules = (RowFilterRule(("shop.other",), "id > 5"),)
+    async with SinkWorld(
+        engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000, row_filters=rules
+    ) as world:
+        for ts in range(1, 11):
+            world.add(1, ts, 1000)
+            await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
+        assert world.engine.made == []
+        size = world.sink.slice_size(world.span(1))
+        assert (size.file_bytes > 1 << 50, size.tasks) == (True, 2), "many tasks share any slice"
+        world.add(2, 11, 10)
+        await world.until(lambda: "d2@11 woken" in world.told)
+        world.add(1, 11, 1000)
+        await world.until(lambda: "d1@11 flushed" in world.told)
+        assert len(world.engine.made) == 1
+
+
+async def test_a_filter_that_leaves_nothing_for_long_does_not_end_the_sink() -> None:
+    engine = RowlessEngine(sizes=lambda piece: [piece.nbytes] if piece.end.ts <= 3 else [])
     rules = (RowFilterRule(("shop.items",), "id > 5"),)
     async with SinkWorld(
         engine=engine, clock=ManualClock(), spool_disk_quota=1_000_000, row_filters=rules
     ) as world:
-        for ts in range(1, 4):
-            world.add(1, ts, 4000)
-            await world.until(lambda: f"d1@{ts} flushed" in world.told)  # noqa: B023 - awaited at once
-        engine.writing.shut()
-        for ts in range(4, 60):
-            world.add(1, ts, 4000)
-        await world.until(lambda: engine.writing.waiting == 8)
-        engine.writing.open()
-        await world.until(lambda: "d1@11 flushed" in world.told)
-        for ts in range(60, 100):
-            # As a changefeed does: as large as fills a file, and no larger than 16 of these.
-            nbytes = min(world.sink.slice_size(world.span(1)).file_bytes, 64_000)
-            world.add(1, ts, nbytes)
+        for ts in range(1, 40):
+            world.add(1, ts, 6400)
             await world.until(lambda: f"d1@{ts} woken" in world.told)  # noqa: B023 - awaited at once
-        world.add(1, 100, 4000, flush=True)
-        await world.until(lambda: "d1@100 flushed" in world.told)
-        assert world.sink.slice_size(world.span(1)).file_bytes > 64_000
-    flushed = [told for told in world.told if told.endswith("flushed")]
-    assert flushed == [f"d1@{ts} flushed" for ts in range(1, 101)]
-    empty = [file for file in engine.files if not file.chunks]
-    assert engine.made_at_once == 8, "with a filter too, files are made side by side"
-    assert 0 < len(empty) <= 8
+        assert world.sink.slice_size(world.span(1)).file_bytes > 1_000_000
 
 
 async def test_a_slice_without_rows_leaves_no_file_and_no_hole() -> None:

@@ -239,12 +239,6 @@ class Buffers:
             self._enqueue(buffer)
         return ended
 
-    def note_rows(self, dispatcher_id: str, *, any_left: bool) -> None:
-        """Record whether a file of slices had any rows. After one without, no file is begun behind another:
-        one that is followed would have to be written without rows too.
-        """
-        self._buffers[dispatcher_id].sparse = not any_left
-
     def flush(self) -> None:
         """Make everything due, now and from now on: the sink closes."""
         self._closing = True
@@ -361,7 +355,6 @@ class DispatcherBuffer:
     beginning: bool = False  # files were taken, and what they hold is not stored yet
     queued: bool = False  # its turn is coming
     forced: FlushReason | None = None  # why the queue is to be written, if neither size nor a break says so
-    sparse: bool = False  # a filter left no row of its last file: so it may be with the next one
     timed: bool = False  # a deadline of it is watched
     due: bool = False  # it wants a file
     _last_kind: Kind | None = None  # of the newest rows in the queue
@@ -453,8 +446,7 @@ class DispatcherBuffer:
             sum(rows.nbytes for rows in taken),
             waiting,
             reason or self.forced or FlushReason.INTERVAL,
-            followed=not self.sparse
-            and all(isinstance(rows, BufferedSlice) and rows.fills_file for rows in taken),
+            followed=all(isinstance(rows, BufferedSlice) and rows.fills_file for rows in taken),
         )
         self.writing.append(task)
         self.forced = None

@@ -4,9 +4,9 @@
 """
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from penstock.changefeeds.engines.engine import Chunk
@@ -16,7 +16,7 @@ from penstock.changefeeds.sinks.storage.metrics import SinkMetrics
 from penstock.changefeeds.sinks.storage.options import SinkOptions
 from penstock.changefeeds.sinks.storage.spool import ItemShare, Spool, SpoolAllowance
 from penstock.clock import Clock
-from penstock.follow.slices import FILLED_MAX, FILLED_MIN, SliceSize
+from penstock.follow.slices import ANY_SIZE, FILLED_MAX, FILLED_MIN, SliceSize
 
 _TAKE_BYTES = 256 * 1024 * 1024
 _FILES_PER_CORE = 4  # of a dispatcher under way: half of them wait while a job makes the others
@@ -214,7 +214,8 @@ class Ledger:
         # bytes of chunks per estimated byte of their slice
         first = _FIRST_CHUNK_RATIO[options.protocol]
         self._chunk_ratios = SizeEstimator(max(int(options.file_size / first), 1), first=first)
-        files_max = 1 if cores == 1 else _FILES_PER_CORE * cores
+        # A filter may leave no row of a slice, and so no file: numbers cannot be given out ahead then.
+        files_max = 1 if cores == 1 or options.row_filters else _FILES_PER_CORE * cores
         self._files_max = min(files_max, _DISPATCHER_FILES_MAX)
         self.buffers = Buffers(
             options.file_size, options.flush_interval_s, self._file_ratios, files_max=self._files_max
@@ -225,6 +226,7 @@ class Ledger:
         self._on_free = on_free
         self._clock = clock
         self._cores = cores
+        self._unflushed: Counter[str] = Counter()  # events in `_arrivals`, by dispatcher
         self._arrivals: OrderedDict[DmlEvent, float] = OrderedDict()  # not on the remote, the oldest first
         self._markers: dict[DrainMarker, None] = {}
 
@@ -232,6 +234,7 @@ class Ledger:
         """Append an item to its dispatcher's queue."""
         if isinstance(item, DmlEvent):
             self._arrivals[item] = self._clock.monotonic()
+            self._unflushed[item.slice.dispatcher.id] += 1
         else:
             self._markers[item] = None
         self.shards.put(item)
@@ -281,13 +284,14 @@ class Ledger:
     def _fills_file(self, event: DmlEvent, nbytes: int) -> bool:
         """Return whether a slice fills a file, which is then made without the spool.
 
-        A slice that is too large for one file is cut in the spool, encoded by many tasks. So is every slice
-        of a dispatcher before it is known how large they become. With row filters that is what they have
-        become lately: where a filter suddenly leaves nothing, only the files under way have no rows.
+        A slice that is too large for one file is cut in the spool. So is every slice of a dispatcher before
+        it is known how large they become, and of fewer dispatchers than cores, if each may have one file
+        under way only: many tasks encode a slice into the spool.
         """
         dispatcher_id = event.slice.dispatcher.id
         share = nbytes * self._file_ratios.ratio(dispatcher_id) / self._file_size
-        return FILLED_MIN <= share <= FILLED_MAX and self._chunk_ratios.knows(dispatcher_id)
+        known = self._chunk_ratios.knows(dispatcher_id)
+        return FILLED_MIN <= share <= FILLED_MAX and known and self._uses_all_cores(dispatcher_id)
 
     def _is_direct(self, event: DmlEvent, nbytes: int, *, follows_spooled: bool) -> bool:
         """Return whether a slice goes into a file without the spool because its file is due anyway.
@@ -299,13 +303,21 @@ class Ledger:
             return False
         return event.flush and not follows_spooled and not self.buffers.has_chunks(dispatcher_id)
 
+    def _uses_all_cores(self, dispatcher_id: str) -> bool:
+        """Return whether files of the busy dispatchers, with this one, use every core."""
+        busy = len(self._unflushed) + (dispatcher_id not in self._unflushed)
+        return self._files_max > 1 or busy >= self._cores
+
     def slice_size(self, dispatcher_id: str) -> SliceSize:
         """Return how many estimated bytes a slice of a dispatcher should have to fill one file.
 
-        Until it is known how large slices become, it is less.
+        Until it is known how large slices become, it is less. Where slices are cut into files in the spool,
+        they may have any size, and many tasks encode each.
         """
         ratio = self._chunk_ratios.ratio(dispatcher_id) * self._file_ratios.ratio(dispatcher_id)
         known = self._chunk_ratios.knows(dispatcher_id)
+        if known and not self._uses_all_cores(dispatcher_id):
+            return replace(ANY_SIZE, tasks=self._cores)
         nbytes = self._file_size * (1.0 if known else _FIRST_SLICE) / max(ratio, _RATIO_MIN)
         return SliceSize(max(int(nbytes), 1), self._cores)
 
@@ -378,7 +390,6 @@ class Ledger:
         estimated = sum(slice_.nbytes for slice_ in task.slices)
         self._chunk_ratios.learn(task.dispatcher.id, estimated, encoded_bytes)
         self._file_ratios.learn(task.dispatcher.id, encoded_bytes, nbytes)
-        self.buffers.note_rows(task.dispatcher.id, any_left=encoded_bytes > 0)
         self.skip_file(task)
 
     def skip_file(self, task: FileTask) -> None:
@@ -399,7 +410,7 @@ class Ledger:
 
     def _acknowledge(self, item: QueueItem) -> None:
         if isinstance(item, DmlEvent):
-            del self._arrivals[item]
+            self._leave(item)
             item.post_flush()
         else:
             del self._markers[item]
@@ -442,10 +453,17 @@ class Ledger:
     def _forget(self, dropped: Sequence[QueueItem], why: BaseException) -> None:
         for item in dropped:
             if isinstance(item, DmlEvent):
-                del self._arrivals[item]
+                self._leave(item)
             else:
                 del self._markers[item]
                 item.fail(why)
+
+    def _leave(self, event: DmlEvent) -> None:
+        del self._arrivals[event]
+        dispatcher_id = event.slice.dispatcher.id
+        self._unflushed[dispatcher_id] -= 1
+        if not self._unflushed[dispatcher_id]:
+            del self._unflushed[dispatcher_id]
 
     def fail_markers(self, why: BaseException) -> None:
         """Fail every marker with the reason why the sink has ended."""
