@@ -224,8 +224,9 @@ def test_changefeeds_and_jobs_whose_java_is_killed_go_on_with_a_new_session_and_
     assert world.metric("penstock_spark_session_missing") == 0
     wait_for(lambda: world.metric("penstock_spark_session_starting") == 0)
     # Three rows were read, encoded and written, by each; they are counted just after the file has appeared.
-    wait_for(lambda: world.status()["engines"]["spark"] >= 9 * len(FEEDS))
-    status = world.status()
+    rows = 9 * len(FEEDS)
+    status = wait_for(lambda: found if (found := world.status())["engines"]["spark"] >= rows else None)
+    assert status is not None
     assert status["engine"] == "spark"
     assert status["engines"]["local"] == 0
     assert any((world.folder / "scratch").iterdir()), "Spark has no scratch files there"
