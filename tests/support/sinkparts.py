@@ -200,7 +200,7 @@ class RowlessEngine:
             await SYSTEM.sleep(0.001)
         while file.file.dispatcher_id in self.slow:
             await SYSTEM.sleep(0.001)
-        if not chunks:
+        if not chunks and not file.file.blank:
             return DirectResult()
         written = self._write(replace(file.file, chunks=chunks))
         if written.error:

@@ -74,8 +74,8 @@ async def test_files_come_within_a_tenth_of_their_size_under_load() -> None:
             for number in range(5):
                 world.add(number, ts, 11_000 + 977 * ((ts * 7 + number) % 13))
         await world.until(lambda: sum("woken" in each for each in world.told) == 995)
+        await world.until(lambda: len(engine.files) > 100)
         sizes = [sum(chunk.nbytes for chunk in file.chunks) for file in engine.files]
-        assert len(sizes) > 100
         assert all(90_000 <= size <= 110_000 for size in sizes)
 
 
