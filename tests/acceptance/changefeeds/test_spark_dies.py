@@ -162,13 +162,14 @@ class World:
     def readable_by_others(self) -> dict[str, str]:
         """What of its folders, and of what its processes write to, others can do something with, and modes.
 
-        Without the target of the changefeed, which is for others, what the test itself has made, and what is
+        Without the targets of the changefeeds, which are for others, what the test itself has made, and what is
         in a folder for temporary files that only its user may enter.
         """
         scratch = self.folder / "scratch"
-        ours = {self.config, self.folder / "up.log", self.folder / "copy", self.folder / "job", scratch}
+        targets = {self.folder / name for name in (*FEEDS, "job")}
+        ours = {self.config, self.folder / "up.log", scratch, *targets}
         private = {path for path in scratch.iterdir() if path.is_dir() and not path.stat().st_mode & 0o077}
-        hidden = {self.folder / "copy", self.folder / "job", *private}
+        hidden = {*targets, *private}
         paths = set(self.folder.rglob("*"))
         for pid in (self.part().pid, self.java()):
             for handle in Path(f"/proc/{pid}/fd").iterdir():
