@@ -162,8 +162,8 @@ class World:
     def readable_by_others(self) -> dict[str, str]:
         """What of its folders, and of what its processes write to, others can do something with, and modes.
 
-        Without the targets of the changefeeds, which are for others, what the test itself has made, and what is
-        in a folder for temporary files that only its user may enter.
+        Without the targets of the changefeeds, which are for others, what the test itself has made, and what
+        is in a folder for temporary files that only its user may enter.
         """
         scratch = self.folder / "scratch"
         targets = {self.folder / name for name in (*FEEDS, "job")}
