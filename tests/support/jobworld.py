@@ -168,12 +168,11 @@ class JobWorld:
 
         Tables without changes only move the watermark in the runner's memory: name the time of a change.
         """
-
-        async def holds() -> bool:
-            return (await self.job(job)).watermark >= ts
-
-        await _until(holds, f"{job} does not reach {ts}")
-        return await self.job(job)
+        deadline = SYSTEM.monotonic() + _WAIT_S
+        while (row := await self.job(job)).watermark < ts:
+            assert SYSTEM.monotonic() < deadline, f"{job} does not reach {ts}: {row.status}"
+            await SYSTEM.sleep(_LOOK_S)
+        return row
 
     async def wait_until_stopped(self, job: str) -> Job:
         """Wait until a job needs somebody to repair it."""

@@ -38,7 +38,7 @@ import penstock
 from penstock.changefeeds.engines.engine import DirectFile, DirectResult
 from penstock.changefeeds.engines.files import make_file
 from penstock.changefeeds.engines.local import LocalEngine
-from penstock.changefeeds.engines.rounds import Round, Rounds, RoundTask, TaskResult
+from penstock.changefeeds.engines.rounds import FileRound, FileRounds, RoundTask, rules_of
 from penstock.changefeeds.runner import ChangefeedRunner, EngineOrder, create_configured_changefeeds
 from penstock.changefeeds.store import ChangefeedStore
 from penstock.changes import plan_changes
@@ -54,7 +54,7 @@ from penstock.eventloop import run
 from penstock.follow.scans import change_options
 from penstock.follow.source import TableScan
 from penstock.jobs.iteration.range_read import RangeRead
-from penstock.jobs.iteration.rounds import ReadRound, ReadTask, TaskAnswer
+from penstock.jobs.iteration.rounds import ReadRound, ReadTask
 from penstock.jobs.iteration.spark_frame import (
     FrameColumns,
     FrameWork,
@@ -68,6 +68,7 @@ from penstock.proto.kvrpcpb_pb2 import GetRequest
 from penstock.settings import Settings, load
 from penstock.sources import SubscriptionClient
 from penstock.spark.arrow_types import spark_schema
+from penstock.spark.rounds import TaskResult
 from penstock.tables import Catalog
 from support.jobdoubles import TaggedSession
 from support.jobworld import JobWorld, job_world
@@ -79,7 +80,7 @@ ArrowWork = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 FEED_FILES_MAX = 16
 INDEX_FILES_MAX = 21
-COPY_FILES_MAX = 20
+COPY_FILES_MAX = 21
 PAYLOAD_BYTES = 2048
 _DEPTH = 2
 _ROWS = (pa.RecordBatch, pa.Table, pa.ChunkedArray, pa.Array)
@@ -188,10 +189,11 @@ class HereRounds:
 
     cores = 1
 
-    def run(self, round_: Round, tag: str) -> list[TaskResult]:
+    def run(self, round_: FileRound, tag: str) -> list[TaskResult[Any]]:
         del tag
-        files = tuple((number, file.target, file.direct) for number, file in enumerate(round_.files))
-        return RoundTask(files, round_.rules.patience_s, round_.rules.threads).run()
+        files = tuple((number, file.target, file.direct) for number, file in enumerate(round_.pieces))
+        rules = rules_of(round_)
+        return RoundTask(files, rules.patience_s, rules.threads).run()
 
     def interrupt(self, tag: str) -> None:
         del tag
@@ -200,7 +202,7 @@ class HereRounds:
 class HereEngine(LocalEngine):
     """Makes the files of a changefeed in rounds, as the engine on Spark does."""
 
-    def __init__(self, order: EngineOrder, rounds: Rounds) -> None:
+    def __init__(self, order: EngineOrder, rounds: FileRounds) -> None:
         super().__init__(order.options.target)
         self._here = order.options.target, order.changefeed_id, order.account
         self._rounds = rounds
@@ -211,13 +213,13 @@ class HereEngine(LocalEngine):
 
 
 class HereReads:
-    """Implements ReadJobs: runs the tasks of ranges as executors do."""
+    """Implements RoundJobs: runs the tasks of ranges as executors do."""
 
     cores = 1
 
-    def run(self, round_: ReadRound, tag: str) -> list[TaskAnswer]:
+    def run(self, round_: ReadRound, tag: str) -> list[TaskResult[Any]]:
         del tag
-        works = tuple((number, part.work) for number, part in enumerate(round_.parts))
+        works = tuple((number, part.work) for number, part in enumerate(round_.pieces))
         return list(ReadTask(works, _CHILD_S, threads=1).run())
 
     def interrupt(self, tag: str) -> None:
@@ -230,8 +232,15 @@ class HereFrame:
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
 
+    @property
+    def columns(self) -> list[str]:
+        return self._rows.column_names
+
+    def toDF(self, *names: str) -> "HereFrame":
+        return HereFrame(self._rows.rename_columns(list(names)))
+
     def where(self, condition: str) -> "HereFrame":
-        name = condition.removeprefix("NOT ")
+        name = condition.removeprefix("NOT ").strip("`")
         return HereFrame(self._rows.filter(pc.invert(self._rows.column(name))))
 
     def select(self, *names: str) -> "HereFrame":
@@ -284,7 +293,7 @@ async def _run_changefeeds(settings: Settings) -> None:
     async with await AsyncClient.connect(settings.pd_addrs, settings=settings.kv) as client:
         feeds = ChangefeedStore(client)
         await create_configured_changefeeds(feeds, settings, now_ts=await client.timestamp())
-        rounds = Rounds(HereRounds())
+        rounds = FileRounds(HereRounds())
         runner = ChangefeedRunner(settings, feeds, lambda order: HereEngine(order, rounds), owner="walk")
         await runner.run(until_idle=True)
 
