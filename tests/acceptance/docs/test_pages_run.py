@@ -61,6 +61,7 @@ def test_a_guide_that_starts_nothing(tmp_path: Path, name: str, monkeypatch: pyt
         world.follow(GUIDES / name)
     for variable in ("PENSTOCK_ADMIN_TOKEN", "PENSTOCK_FLIGHT_TOKEN"):
         monkeypatch.setenv(variable, world.environment.get(variable, ""))
+    monkeypatch.setenv("SPARK_SECRET", "of the cluster")
     for block in blocks_of((GUIDES / name).read_text()):
         if block.file is not None and "pd_addrs" in block.text:
             assert settings.load(tmp_path / block.file)

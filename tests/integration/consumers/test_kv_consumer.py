@@ -565,6 +565,6 @@ def test_values_that_do_not_fit_name_the_column_alone(
     db.create_table(name, [("id", "bigint primary key"), ("name", "varchar(3)")])
     source = SourceModel(ITEMS)
     first = source.commit(item(1, "hush"))
-    with pytest.raises(Invalid, match="column name: a value of length 4 does not fit") as caught:
+    with pytest.raises(Invalid, match="column name: a value of 4 characters does not fit") as caught:
         Job(tmp_path, settings, name, create="false").consume(source.retriever(0, first, columns=["name"]))
     assert "hush" not in str(caught.value)

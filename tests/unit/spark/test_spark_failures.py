@@ -5,7 +5,13 @@ import pytest
 from pyspark.errors import PySparkAttributeError
 
 from penstock.errors import Conflict, Invalid, PenstockError, StaleRead, Unavailable
-from penstock.spark.errors import as_penstock_error, first_line, hide_worker_traceback, translate_spark_errors
+from penstock.spark.errors import (
+    SessionEnded,
+    as_penstock_error,
+    first_line,
+    hide_worker_traceback,
+    translate_spark_errors,
+)
 
 PLANNING = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: \
 penstock.errors.Invalid: unknown option 'x'; give another
@@ -86,8 +92,8 @@ def test_an_error_that_a_message_cannot_make_comes_back_as_the_nearest_that_it_c
             "'/x/python' cannot be run",
         ),
         ("All masters are unresponsive! Giving up.", Unavailable, "master does not answer"),
-        ("Cannot call methods on a stopped SparkContext.", Unavailable, "build a new one"),
-        ("Job 3 cancelled because SparkContext was shut down", Unavailable, "build a new one"),
+        ("Cannot call methods on a stopped SparkContext.", SessionEnded, "build a new one"),
+        ("Job 3 cancelled because SparkContext was shut down", SessionEnded, "build a new one"),
     ],
 )
 def test_what_people_meet_in_clusters_has_a_remedy(text: str, kind: type[PenstockError], part: str):
@@ -156,7 +162,7 @@ def raised_inside_pyspark(code: str, **names: object) -> BaseException:
 
 def test_a_missing_attribute_is_an_ended_session_only_where_the_session_is_none():
     ended = as_penstock_error(raised_inside_pyspark("context.sc", context=None))
-    assert type(ended) is Unavailable
+    assert type(ended) is SessionEnded
     assert as_penstock_error(raised_inside_pyspark("frame.nothing", frame=object())) is None
     unsupported = PySparkAttributeError("[ATTRIBUTE_NOT_SUPPORTED] Attribute `nothing` is not supported.")
     assert as_penstock_error(raised_inside_pyspark("raise error", error=unsupported)) is None
@@ -177,5 +183,5 @@ def test_a_server_of_spark_connect_that_is_gone_is_an_ended_session(text: str):
             compile("raise error", "/x/site-packages/pyspark/sql/connect/client/core.py", "exec"),
             {"error": ValueError(text)},
         )
-    assert type(as_penstock_error(caught.value)) is Unavailable
+    assert type(as_penstock_error(caught.value)) is SessionEnded
     assert as_penstock_error(ValueError(text)) is None

@@ -177,6 +177,10 @@ _DAMAGE = (
 """What libraries raise for a file that is not what they expect."""
 
 
+_OF_STORAGE = re.compile(r"\bGeneric (S3|GCS|MicrosoftAzure|LocalFileSystem|HTTP client) error")
+"""How delta-rs says that object storage failed; its OSError has no number."""
+
+
 @contextmanager
 def damage_errors(what: str) -> Iterator[None]:
     """Raise Corrupt for what libraries raise when they read a damaged file; their texts may show values.
@@ -188,8 +192,8 @@ def damage_errors(what: str) -> Iterator[None]:
     except (MemoryError, PenstockError):  # Arrow's MemoryError is an ArrowException too
         raise
     except OSError as error:
-        if error.errno is not None or type(error) is not OSError:
-            raise  # of the storage; those of Parquet's decoders have no number
+        if error.errno is not None or type(error) is not OSError or _OF_STORAGE.search(str(error)):
+            raise  # of the storage; those of Parquet's decoders have neither number nor such a text
         raise _damage_error(what, error) from None
     except _DAMAGE as error:
         raise _damage_error(what, error) from None

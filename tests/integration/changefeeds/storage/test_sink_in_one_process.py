@@ -16,6 +16,7 @@ from penstock.changefeeds.sinks.storage.sink import StorageSink
 from penstock.errors import Unavailable
 from penstock.follow.ddl_events import DdlEvent, TableChange
 from penstock.object_storage import StorageRef
+from penstock.spark.errors import SessionEnded
 from penstock.testing.clock import ManualClock
 from support.enginefaults import EngineFaults, lose_everything
 from support.rowcounts import RowCounts
@@ -128,14 +129,14 @@ async def test_a_ddl_is_on_the_remote_after_the_rows_before_it(tmp_path: Path, t
 
 async def test_files_that_nobody_knows_of_yet_are_not_acknowledged(tmp_path: Path, table: TableWorld) -> None:
     world = World(tmp_path / "remote", table, file_size=1 << 20)
-    world.faults.failures["written"] = Unavailable("the driver died")
+    world.faults.failures["written"] = SessionEnded("the driver died")
     running = world.run()
     await world.settle()
     world.send_all()
     drain = asyncio.ensure_future(world.drain_table())
-    with pytest.raises(Unavailable, match="the driver died"):
+    with pytest.raises(SessionEnded, match="the driver died"):
         await running
-    with pytest.raises(Unavailable, match="the driver died"):
+    with pytest.raises(SessionEnded, match="the driver died"):
         await drain
     assert world.names() == EXPECTED
     assert not [each for each in world.told if "flushed" in each]
@@ -149,15 +150,15 @@ async def test_a_file_that_was_begun_and_is_missing_is_written_again_with_the_sa
     tmp_path: Path, table: TableWorld, arrives: str
 ) -> None:
     first = World(tmp_path / "remote", table, file_size=1 << 20)
-    first.faults.failures["write"] = Unavailable("the process was killed")
+    first.faults.failures["write"] = SessionEnded("the process was killed")
     running = first.run()
     await first.settle()
     first.send_all()
     drain = asyncio.ensure_future(first.drain_table())
-    with pytest.raises(Unavailable, match="killed"):
+    with pytest.raises(SessionEnded, match="killed"):
         await running
     await asyncio.wait([drain])
-    assert isinstance(drain.exception(), Unavailable)
+    assert isinstance(drain.exception(), SessionEnded)
     await first.sink.close()
     ((begun,),) = first.progress.pending.values()
     assert first.data_files() == []
@@ -188,15 +189,15 @@ async def test_a_file_that_was_begun_and_is_missing_is_written_again_with_the_sa
 @pytest.mark.parametrize("step", ["encode", "write", "release"])
 async def test_a_step_that_fails_ends_the_sink(tmp_path: Path, table: TableWorld, step: str) -> None:
     world = World(tmp_path / "remote", table)
-    world.faults.failures[step] = Unavailable("an executor died")
+    world.faults.failures[step] = SessionEnded("an executor died")
     running = world.run()
     await world.settle()
     world.send_all()
     drain = asyncio.ensure_future(world.drain_table())
-    with pytest.raises(Unavailable, match="an executor died"):
+    with pytest.raises(SessionEnded, match="an executor died"):
         await running
     await asyncio.wait([drain])
-    assert step == "release" or isinstance(drain.exception(), Unavailable)
+    assert step == "release" or isinstance(drain.exception(), SessionEnded)
     await world.sink.close()
     assert world.local.segments == ()
 
