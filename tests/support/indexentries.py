@@ -3,6 +3,7 @@
 from penstock.tables.codec import collations, datums, rows
 from penstock.tables.codec.datums import Datum, DatumKind
 from penstock.tables.codec.ordered import INT_BYTES
+from penstock.tables.columns import ColumnFlag
 from penstock.tables.indexes import split_value
 from penstock.tables.keys import PREFIX_BYTES
 from penstock.tables.records import Record
@@ -23,10 +24,10 @@ def decode_indexed_record(table: TableInfo, index: IndexInfo, key: bytes, value:
         datum, at = datums.decode(key, at)
         restored = cells.get(column.id)
         if restored is not None and segments.version and collations.pads(column.type):
-            spaces = rows.cell_int(restored)
-            datum = Datum(
-                DatumKind.BYTES, (datum.value if isinstance(datum.value, bytes) else b"") + b" " * spaces
-            )
+            if isinstance(datum.value, bytes):  # the key of NULL has NULL, beside a count of 0
+                signed = column.type.flag & ColumnFlag.PRI_KEY
+                spaces = rows.cell_int(restored) if signed else rows.cell_uint(restored)
+                datum = Datum(DatumKind.BYTES, datum.value + b" " * spaces)
         elif restored is not None:
             datum = datum_of_cell(column.type, restored)
         record[column.id] = datum
