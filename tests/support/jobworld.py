@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import pyarrow as pa
 
 from penstock.clock import SYSTEM
+from penstock.eventstore import manifest_log, paths
 from penstock.eventstore.capture.capture import Capture
 from penstock.follow.follower import ScanFollower
 from penstock.jobs.api import Jobs
@@ -36,6 +37,7 @@ from penstock.kv import AsyncClient, Client, Transaction
 from penstock.kv.cluster_ref import ClusterRef
 from penstock.kv.lease import Lease
 from penstock.kv.transact import transact
+from penstock.object_storage import open_storage
 from penstock.settings import Settings, StoreSettings
 from penstock.store.cluster import Cluster
 from penstock.tables import Catalog, Table
@@ -134,6 +136,16 @@ class JobWorld:
 
         await _until(holds, f"{name} cannot be read at {at_ts}")
         return at_ts
+
+    async def flushed(self, name: str, ts: int) -> None:
+        """Wait until storage has a table up to a timestamp: until then only the capture's log may have it."""
+        storage = open_storage(self.settings.capture.storage, self.settings.capture.storage_options)
+        root = paths.table_root(await self.table_id(name))
+
+        async def holds() -> bool:
+            return (await self.do(manifest_log.load, storage, root)).flushed_ts >= ts
+
+        await _until(holds, f"{name} is not flushed up to {ts}")
 
     # Jobs.
 

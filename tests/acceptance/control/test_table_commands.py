@@ -127,7 +127,7 @@ async def test_a_table_is_loaded_and_compared_and_listed_without_spark(tmp_path:
         await world.create("shop.items", COLUMNS)
         await world.create("cold.items", COLUMNS)
         await world.insert("cold.items", *({"id": n, "title": f"n{n}"} for n in range(100)))
-        await world.readable("shop.items", await world.insert("shop.items", {"id": 1}))
+        await world.flushed("shop.items", await world.insert("shop.items", {"id": 1}))
 
         code, out, err = await world.do(run, "table", "load", "cold.items", *config)
         assert (code, err) == (0, "")
