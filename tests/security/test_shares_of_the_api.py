@@ -1,12 +1,13 @@
 """What one account may take of the API: reads, jobs and changefeeds; and that it is charged for reads."""
 
-import os
+import fcntl
+import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -221,21 +222,27 @@ def test_sinks_that_never_answer_hold_few_threads_of_the_api(shared: ApiWorld) -
 
 @contextmanager
 def _slow_storage(shared: ApiWorld, table: str) -> Iterator[None]:
-    """Let reads of a table's manifest wait until the end of the block: a pipe that nobody writes."""
+    """Let reads of a table's manifest wait until the end of the block, or for Linux's `lease-break-time`.
+
+    Whoever opens a file of which another has a lease waits until that is given back, as on a server of files
+    that does not answer.
+    """
     table_id = shared.run(shared.world.table_id(table))
     folder = Path(shared.deployment.settings.capture.storage.removeprefix("file://"))
     manifest = folder / "tables" / str(table_id) / "manifest"
     shared.until(lambda: any(manifest.glob("*.json")), "the table is not flushed")
-    entry = sorted(manifest.glob("*.json"))[-1]
-    kept = entry.with_suffix(".kept")
-    entry.rename(kept)
-    os.mkfifo(entry)
+    with max(manifest.glob("*.json")).open("rb+") as entry:
+        fcntl.fcntl(entry, fcntl.F_SETSIG, signal.SIGURG)  # the holder is told by a signal that ends nothing
+        shared.until(lambda: _lease(entry), "others have the manifest open")
+        yield  # closing the file gives the lease back
+
+
+def _lease(file: IO[bytes]) -> bool:
     try:
-        yield
-    finally:
-        pipe = os.open(entry, os.O_RDWR)  # whoever waits for a writer has one, and then its end
-        kept.rename(entry)
-        os.close(pipe)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("path", ["/api/v1/tables/of_ann.items", f"{JOBS}/of_ann.items/slow"])
