@@ -51,20 +51,29 @@ class SimClock:
 class WeighingEngine(LocalEngine):
     """Notes the largest payload of a slice, and how much there was more than the quota allows.
 
-    A single slice may always come, however large it is.
+    A single slice may always come, however large it is. The quota counts what runs by what is expected of it,
+    so a job may end with one more than that; so may each of the others that were under way beside it.
     """
 
     def __init__(self, target: StorageRef, quota: int, at: Hook, *, cores: int = 1) -> None:
         super().__init__(target, at=at, cores=cores)
         self._quota = quota
         self._largest = 0
+        self._beside: list[list[int]] = []  # for each job under way: the largest slice of those that ended
         self.excess = 0
 
     async def encode(self, work: Sequence[EncodeWork]) -> list[EncodedSlice]:
-        made = await super().encode(work)
+        beside: list[int] = []
+        self._beside.append(beside)
+        try:
+            made = await super().encode(work)
+        finally:
+            self._beside = [each for each in self._beside if each is not beside]
         sizes = [sum(chunk.nbytes for chunk in encoded.chunks) for encoded in made]
         self._largest = max([self._largest, *sizes])
-        self.excess = max(self.excess, self.held_bytes - self._quota - self._largest)
+        self.excess = max(self.excess, self.held_bytes - self._quota - self._largest - sum(beside))
+        for each in self._beside:
+            each.append(max(sizes))
         return made
 
 

@@ -104,7 +104,8 @@ def write_files(
     """Write files, several at once: data first, then the index, unless it names a later file.
 
     A file that fails has an error in its result, and does not stop the others. `payloads` returns the
-    payloads of a file's chunks in order, on the thread that writes the file. A file that exists with the same
+    payloads of a file's chunks in order, on the thread that writes the file; what it raises is final: lost
+    payloads are made again of slices, whose rows may have moved for good. A file that exists with the same
     bytes was written by an earlier attempt; one with other bytes is an error, unless the file is written
     `again`.
     """
@@ -116,10 +117,12 @@ def write_files(
 def _try_write(file: FileWork, payloads: Payloads, storage: ObjectStorage) -> WriteResult:
     began_at = SYSTEM.monotonic()
     nbytes, failure, final = 0, "", False
+    held: list[bytes] | None = None
     try:
-        nbytes = _put(file, payloads(file), storage)
+        held = list(payloads(file))
+        nbytes = _put(file, held, storage)
     except PenstockError as error:
-        failure, final = _one_line(error), not isinstance(error, Unavailable | Denied)
+        failure, final = _one_line(error), held is None or not isinstance(error, Unavailable | Denied)
     return WriteResult(file.data_path, nbytes, failure, final, SYSTEM.monotonic() - began_at)
 
 

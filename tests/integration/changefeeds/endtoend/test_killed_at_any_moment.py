@@ -281,6 +281,15 @@ def terminate_group(sink: ServiceProcess) -> None:
     assert not is_alive(java), "it leaves no Java behind"
 
 
+def has_killed_worker(java: int) -> bool:
+    """Kill a Python worker of Spark's; return False when there is none, or it has just ended by itself."""
+    for pid in workers_of(java)[-1:]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
+
+
 def kill(victim: str, sink: ServiceProcess, capture: CaptureProcess) -> None:
     """Kill what the changefeed needs; a capture is started again, and Spark's processes come back."""
     if victim == "capture":
@@ -290,8 +299,10 @@ def kill(victim: str, sink: ServiceProcess, capture: CaptureProcess) -> None:
     until(lambda: java_of(sink.pid) is not None, "there is no Spark")
     java = java_of(sink.pid)
     assert java is not None
-    until(lambda: victim == "java" or bool(workers_of(java)), "Spark has no workers")
-    os.kill(java if victim == "java" else workers_of(java)[-1], signal.SIGKILL)
+    if victim == "java":
+        os.kill(java, signal.SIGKILL)
+    else:
+        until(lambda: has_killed_worker(java), "Spark has no workers")
 
 
 def test_a_consumer_has_the_rows_of_the_checkpoint_whatever_is_killed(

@@ -7,6 +7,7 @@ each is acknowledged when it is done, whatever the others do.
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ _WRITE_JOBS_MAX = 8
 _FILES_MAX = 4096  # that are written at the same time
 _RECORD_FILES_MAX = 512  # in one transaction
 _FINAL_TRIES_MAX = 4
+_JOB_TRIES_MAX = 8  # of work that fails alone, for about a minute: where its slices are read may be gone
 _BACKOFF = BackoffPolicy(base_s=0.5, cap_s=60.0, jitter=EQUAL_JITTER)
 
 
@@ -105,7 +107,7 @@ class EncodeLoop:
 
     A batch goes on when its own job has ended, and what needs no job at once. When a job fails, its batches
     are encoded again in smaller ones: one that fails alone is tried again after pauses that grow, and only
-    its dispatcher waits.
+    its dispatcher waits. After some tries the sink ends: whoever goes on looks where the slices are by then.
     """
 
     def __init__(
@@ -189,6 +191,8 @@ class EncodeLoop:
         table = batch.events[0].slice.schema.name
         self._tries[batch.dispatcher_id] += 1
         failure = Unavailable(f"changes of {table} could not be encoded: {error}")
+        if self._tries[batch.dispatcher_id] >= _JOB_TRIES_MAX:
+            raise failure
         await self.retries.pause(batch.dispatcher_id, table, failure, self._tries[batch.dispatcher_id])
         self._jobs.add(batch, alone=True)
         self.changed.notify()
@@ -545,7 +549,8 @@ class WriteLoop:
         for file, result in zip(job.work, results, strict=True):
             if result.error:
                 self._metrics.observe_failure(self._clock.monotonic() - file.began_at)
-                self._tasks.start(self._write_later(file, result.error, final=result.final))
+                tries_max = _FINAL_TRIES_MAX if result.final else math.inf
+                self._tasks.start(self._write_later(file, result.error, tries_max=tries_max))
             else:
                 self._acknowledge(file, result)
 
@@ -556,17 +561,16 @@ class WriteLoop:
         alone = self._jobs.fail(job)
         if alone is not None:
             self._metrics.observe_failure(self._clock.monotonic() - alone.began_at)
-            self._tasks.start(self._write_later(alone, str(error)))
+            self._tasks.start(self._write_later(alone, str(error), tries_max=_JOB_TRIES_MAX))
 
-    async def _write_later(self, file: PlacedFile, error: str, *, final: bool = False) -> None:
+    async def _write_later(self, file: PlacedFile, error: str, *, tries_max: float) -> None:
         """Write a file out of the spool once more.
 
-        After some tries with a `final` error the sink ends: whoever goes on finds out what is there, and
-        makes the file of slices.
+        After `tries_max` the sink ends: whoever goes on finds out what is there, and makes the file of slices.
         """
         failure = Unavailable(f"{file.paths.data_path} could not be written: {error}")
         file.tries += 1
-        if final and file.tries >= _FINAL_TRIES_MAX:
+        if file.tries >= tries_max:
             raise failure
         await self._wait_to_retry(file.task, failure, file.tries)
         self._jobs.add(file, alone=True)
