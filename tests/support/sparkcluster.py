@@ -287,5 +287,6 @@ def java_of(pid: int) -> int | None:
 
 def workers_of(java: int) -> list[int]:
     """Return the Python workers of a Java in which Spark runs."""
-    daemons = [pid for pid in _descendants([java]) if "pyspark.daemon" in _command(pid)][:1]
-    return _descendants(daemons)[1:]
+    daemons = [pid for pid in _descendants([java]) if "pyspark.daemon" in _command(pid)]
+    # Spark has a daemon for each environment, and a worker is a fork that has its daemon's command.
+    return list(dict.fromkeys(pid for each in daemons for pid in _descendants([each])[1:]))

@@ -46,7 +46,7 @@ VICTIMS = (
     *("changefeed", "worker", "capture", "worker", "java"),
     *("worker", "group", "capture", "remote", "worker"),
 )
-KILLS = length(20, 1000)
+KILLS = length(len(VICTIMS), 1000)  # each once: twice took minutes of `make test`
 MORE_S = 10.0  # for which one `allow_more` is enough
 HANG_S = length(6, 600)  # the first time; later as in `make test`
 STOP_S = 30.0  # in order, on a machine with other work: Java is killed when it takes five
@@ -164,6 +164,20 @@ class Source:
     def insert(self, name: str, number: int) -> None:
         """Two rows that are not there yet."""
         self.tables.table(name).upsert([{"id": number, "name": f"{name}"}, {"id": -number, "name": "x"}])
+
+
+def while_changing(source: Source, holds: Callable[[], bool]) -> Callable[[], bool]:
+    """Return `holds`, which allows more changes before it is asked, again whenever these may be done."""
+    more_at = 0.0
+
+    def holds_by_then() -> bool:
+        nonlocal more_at
+        if SYSTEM.monotonic() >= more_at:  # on a busy machine few files take all there is
+            source.allow_more()
+            more_at = SYSTEM.monotonic() + MORE_S
+        return holds()
+
+    return holds_by_then
 
 
 class Follower:
@@ -290,8 +304,11 @@ def has_killed_worker(java: int) -> bool:
     return False
 
 
-def kill(victim: str, sink: ServiceProcess, capture: CaptureProcess) -> None:
-    """Kill what the changefeed needs; a capture is started again, and Spark's processes come back."""
+def kill(victim: str, sink: ServiceProcess, capture: CaptureProcess, source: Source) -> None:
+    """Kill what the changefeed needs; a capture is started again, and Spark's processes come back.
+
+    Rows change while Spark has no worker: it starts one only for work.
+    """
     if victim == "capture":
         capture.kill()
         capture.start()
@@ -302,7 +319,7 @@ def kill(victim: str, sink: ServiceProcess, capture: CaptureProcess) -> None:
     if victim == "java":
         os.kill(java, signal.SIGKILL)
     else:
-        until(lambda: has_killed_worker(java), "Spark has no workers")
+        until(while_changing(source, lambda: has_killed_worker(java)), "Spark has no workers")
 
 
 def test_a_consumer_has_the_rows_of_the_checkpoint_whatever_is_killed(
@@ -318,16 +335,8 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whatever_is_killed(
     def disturb(source: Source) -> None:
         """Change more, and wait for a few more objects: whatever is going on then is interrupted."""
         wanted = len(storage.names("")) + drawn.randint(1, 12)
-        more_at = 0.0
-
-        def is_enough() -> bool:
-            nonlocal more_at
-            if SYSTEM.monotonic() >= more_at:  # on a busy machine few files take all there is
-                source.allow_more()
-                more_at = SYSTEM.monotonic() + MORE_S
-            return len(storage.names("")) >= wanted
-
-        until(is_enough, "nothing is written")
+        enough = while_changing(source, lambda: len(storage.names("")) >= wanted)
+        until(enough, "nothing is written")
         SYSTEM.pause(drawn.uniform(0, 0.5))
 
     with (
@@ -355,7 +364,7 @@ def test_a_consumer_has_the_rows_of_the_checkpoint_whatever_is_killed(
                     reached = checkpoint(storage)
                     hang(s3_server, sink, source, next(hangs))
                 else:
-                    kill(victim, sink, capture)
+                    kill(victim, sink, capture, source)
                     reached = follower.check(at_rest=False)
                 until(lambda: checkpoint(storage) > reached, f"it does not go on after {victim}")  # noqa: B023 - awaited at once
                 disturb(source)

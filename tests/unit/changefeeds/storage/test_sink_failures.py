@@ -82,6 +82,24 @@ async def test_slices_that_cannot_be_encoded_delay_their_dispatchers_only() -> N
         assert not world.sink.failing
 
 
+@pytest.mark.parametrize("step", ["encode", "write"])
+async def test_work_that_fails_alone_for_a_minute_ends_the_sink(step: str) -> None:
+    """Whoever goes on looks where the rows are by then; the others have gone on until then."""
+    clock = ManualClock()
+    world = SinkWorld(clock=clock)
+    world.add(2, 5, 1000)
+    running = world.run()
+    await world.until_after(10, lambda: "d2@5 flushed" in world.told)
+    gate = world.engine.encoding_of["1"] = Gate() if step == "encode" else world.engine.writing
+    gate.error = remote_silent()
+    world.add(1, 5, 1000)
+    await world.until_after(20, lambda: "1" in world.sink.failing)
+    assert not running.done()
+    await world.until_after(120, running.done)
+    await failed(world)
+    assert "d1@5 flushed" not in world.told
+
+
 async def test_files_of_a_write_job_that_fails_are_written_by_others() -> None:
     async with SinkWorld(clock=ManualClock(), spool_disk_quota=1_000_000) as world:
         world.engine.writing.shut()

@@ -566,7 +566,8 @@ class WriteLoop:
     async def _write_later(self, file: PlacedFile, error: str, *, tries_max: float) -> None:
         """Write a file out of the spool once more.
 
-        After `tries_max` the sink ends: whoever goes on finds out what is there, and makes the file of slices.
+        After `tries_max` the sink ends: whoever goes on finds out what is there, and makes the file of
+        slices.
         """
         failure = Unavailable(f"{file.paths.data_path} could not be written: {error}")
         file.tries += 1
